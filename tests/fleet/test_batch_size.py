@@ -11,26 +11,7 @@ from bagent.types import Failure
 from support.jumping_loop import on_jumping_clock
 from support.scripted_fleet import GOOD, Answer, always, run_rows, setup
 
-HUNDREDS = BatchSizeRule(size=100, single=False)
 AUTO = BatchSizeRule(single=False)
-
-
-@on_jumping_clock
-async def test_two_thousand_rows_on_twenty_endpoints_are_twenty_requests():
-    names = [f"e{i}" for i in range(20)]
-    s = setup(
-        {name: always() for name in names},
-        limit=200,
-        group=HUNDREDS,
-        concurrency=100_000,
-        lookahead=10_000,
-    )
-    s.backend.limits = dict.fromkeys(names, 1024)
-    await s.run(2000, announced=True)
-    assert len(s.backend.groups) == 20
-    assert {len(rows) for _, rows in s.backend.groups} == {100}
-    assert len(s.recorder.replies) == 2000
-    assert {attempt.group_size for attempt in s.attempts} == {100}
 
 
 @on_jumping_clock

@@ -16,42 +16,24 @@ def clean_round(limit, in_flight=None):
 
 
 def test_slow_start_doubles_the_limit_after_each_round_that_used_it():
-    limit = InFlightLimit(4, 100)
-    widths = []
-    for _ in range(6):
-        widths.append(limit.value)
-        clean_round(limit)
-    assert widths == [4, 8, 16, 32, 64, 100]
-    assert limit.reason == "slow start"
-
-
-def test_a_limit_grows_only_by_rounds_that_used_it():
     limit = InFlightLimit(10, 100)
     for _ in range(5):
         clean_round(limit, in_flight=7)
     assert limit.value == 10
-    clean_round(limit, in_flight=8)
-    assert limit.value == 20
-    for _ in range(5):
-        clean_round(limit, in_flight=1)
-    assert limit.value == 20
+    widths = [clean_round(limit, in_flight=8)]
+    widths += [clean_round(limit) for _ in range(3)]
+    assert (widths, limit.reason) == ([20, 40, 80, 100], "slow start")
 
 
-def test_an_overload_halves_the_limit_and_ends_slow_start():
+def test_an_overload_halves_the_limit_once_an_episode_and_ends_slow_start():
     limit = InFlightLimit(40, 100)
-    limit.on_overload(1.0, 2.0, "HTTP 503")
+    for sent in (0.0, 0.5, 1.0, 2.0):
+        limit.on_overload(sent, 2.0 + sent, "HTTP 503")
     assert (limit.value, limit.reason) == (20, "HTTP 503")
     clean_round(limit)
     assert (limit.value, limit.reason) == (21, "clean round")
-
-
-def test_all_refusals_of_one_episode_are_one_cut():
-    limit = InFlightLimit(64, 100)
-    for sent in (0.0, 0.5, 1.0, 2.0):
-        limit.on_overload(sent, 2.0 + sent, "full")
-    assert limit.value == 32
-    limit.on_overload(2.1, 3.0, "full")
-    assert limit.value == 16
+    limit.on_overload(2.1, 5.0, "HTTP 503")
+    assert limit.value == 10
 
 
 def test_the_limit_never_falls_below_one_and_recovers_from_there():
@@ -59,10 +41,7 @@ def test_the_limit_never_falls_below_one_and_recovers_from_there():
     for episode in range(10):
         limit.on_overload(episode + 0.5, episode + 1.0, "full")
     assert limit.value == 1
-    widths = []
-    for _ in range(5):
-        clean_round(limit)
-        widths.append(limit.value)
+    widths = [clean_round(limit) for _ in range(5)]
     assert widths == [2, 4, 5, 6, 7], "up to half of what was too much it doubles"
 
 

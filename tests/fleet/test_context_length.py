@@ -148,17 +148,6 @@ def test_other_engines_than_vllm_may_take_a_prompt_that_leaves_less_than_max_tok
 
 
 @on_jumping_clock
-async def test_rows_go_to_the_endpoints_whose_context_holds_them():
-    s = fleet_of({"short": 2048, "middle": 4096, "long": 8192}, limit=2)
-    s = await finish(s, [100, 200, 1500, 1990, 3000, 3900, 4050, 7000, 8000, 9000])
-    assert sorted(s.recorder.failures) == [9000]
-    where = {row: name for _, name, row in s.backend.sent}
-    assert {where[row] for row in (1990, 3000, 3900)} <= {"middle", "long"}
-    assert {where[row] for row in (4050, 7000, 8000)} == {"long"}
-    assert all(len(s.backend.times(row)) == 1 for row in where), "sent where it does not fit"
-
-
-@on_jumping_clock
 async def test_rows_that_do_not_fit_leave_room_for_those_behind_them():
     s = fleet_of({"short": 2048, "long": 8192}, limit=1)
     s = await finish(s, [*range(3000, 3010), *range(50)])
@@ -253,22 +242,6 @@ def test_rows_fail_that_only_an_endpoint_of_unknown_context_might_have_served(fa
     assert sorted(s.recorder.replies) == [100]
     failure, _ = s.recorder.failures[3000]
     assert (failure.kind, failure.passing) == ("connect", True)
-
-
-def test_an_endpoint_that_passes_its_check_is_asked_for_its_context():
-    refusals = [True] * 5
-
-    def prepare(s: Setup) -> None:
-        s.backend.scripts["later"] = lambda row, number: Answer(
-            REFUSED_KEY if refusals and refusals.pop() else GOOD, 0.01
-        )
-        s.backend.probes["later"] = lambda number: Capabilities(context=2048)
-
-    rows = [*range(100, 104), *range(3000, 3030)]
-    s = run_fitted({"short": 2048, "long": 8192, "later": None}, rows, prepare, limit=1)
-    assert sorted(s.recorder.replies) == rows
-    assert not refusals
-    assert {name for _, name, row in s.backend.sent if row >= 3000} == {"long"}
 
 
 @on_jumping_clock

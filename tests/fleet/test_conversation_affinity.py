@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from support.jumping_loop import on_jumping_clock
 from support.scripted_fleet import always, setup
 
@@ -22,16 +20,6 @@ async def test_each_second_turn_goes_to_the_endpoint_of_the_first():
     await second_turns(s, homes)
     sent = {row: name for _, name, row in s.backend.sent}
     assert sent == homes
-
-
-@on_jumping_clock
-async def test_a_full_endpoint_loses_its_rows_to_those_with_room():
-    s = setup({"home": always(seconds=10.0), "other": always(seconds=10.0)}, limit=8)
-    started = asyncio.get_running_loop().time()
-    await second_turns(s, dict.fromkeys(range(16), "home"))
-    seconds = asyncio.get_running_loop().time() - started
-    assert s.backend.shares == {"home": 8, "other": 8}
-    assert seconds < 11
 
 
 @on_jumping_clock

@@ -6,15 +6,13 @@ import asyncio
 
 import pytest
 
-from bagent.errors import WriteError
 from bagent.fleet.fleet import STARTS_PER_TURN
 from bagent.fleet.retry import RetryPolicy
 from bagent.types import Failure
-from support.jumping_loop import on_jumping_clock, run_jumping
+from support.jumping_loop import on_jumping_clock
 from support.scripted_fleet import (
     BROKEN,
     GOOD,
-    LASTING,
     Answer,
     always,
     run_rows,
@@ -23,15 +21,6 @@ from support.scripted_fleet import (
 )
 
 # --- who gets what ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("count", "concurrency"), [(2, 1000), (6, 10)])
-def test_equal_endpoints_get_equal_shares(count, concurrency):
-    shares = run_rows(
-        {f"e{i}": always() for i in range(count)}, 100 * count, limit=8, concurrency=concurrency
-    ).backend.shares
-    assert len(shares) == count
-    assert all(95 <= share <= 105 for share in shares.values())
 
 
 @pytest.mark.parametrize("concurrency", [16, 1000])
@@ -56,16 +45,6 @@ def test_neither_the_whole_nor_an_endpoints_limit_is_ever_passed(concurrency, li
     peak = run_rows(scripts, 200, limit=limit, concurrency=concurrency).backend.peak
     assert peak["all"] == min(concurrency, 3 * limit)
     assert max(peak[name] for name in "abc") <= limit
-
-
-@on_jumping_clock
-async def test_urgent_calls_go_before_new_rows():
-    s = setup({"a": always()}, limit=1)
-    s.submit(*range(5))
-    s.request(s.call(100), urgent=True)
-    s.request(s.call(101), urgent=True)
-    await s.fleet.wait_idle()
-    assert [row for _, _, row in s.backend.sent] == [0, 100, 101, 1, 2, 3, 4]
 
 
 @on_jumping_clock
@@ -107,23 +86,6 @@ async def test_deliveries_and_attempts_tell_where_and_when():
 # --- what fails ---------------------------------------------------------------------------------
 
 
-def test_a_row_that_keeps_failing_ends_after_its_tries():
-    scripts = {"a": lambda row, number: Answer(BROKEN if row < 5 else GOOD)}
-    s = run_rows(scripts, 100, retry=RetryPolicy(retries=3))
-    assert [s.tries()[row] for row in range(5)] == [4] * 5
-    assert len(s.recorder.replies) == 95
-    failure, delivery = s.recorder.failures[0]
-    assert (failure.kind, failure.message) == ("overloaded", "HTTP 500 (4 tries)")
-    assert delivery.endpoint == "a"
-
-
-def test_a_lasting_failure_ends_its_row_at_once_and_no_other():
-    s = run_rows({"a": lambda row, number: Answer(LASTING if row == 3 else GOOD)}, 5)
-    assert sorted(s.recorder.replies) == [0, 1, 2, 4]
-    assert s.recorder.failures[3][0] == LASTING
-    assert s.tries()[3] == 1
-
-
 @on_jumping_clock
 async def test_a_reply_that_is_no_good_is_asked_for_again_within_the_tries():
     s = setup({"a": always()}, retry=RetryPolicy(retries=2))
@@ -133,46 +95,6 @@ async def test_a_reply_that_is_no_good_is_asked_for_again_within_the_tries():
     assert sorted(s.recorder.replies) == [0]
     assert s.recorder.failures[1][0].message == "no text (3 tries)"
     assert [a.error_kind for a in s.attempts if a.row == 0] == ["empty", "empty", None]
-
-
-def test_a_row_that_waits_for_its_next_try_holds_no_slot():
-    scripts = {"a": lambda row, number: Answer(BROKEN if row == 0 else GOOD, 1.0)}
-    policy = RetryPolicy(retries=2, base=100.0, longest=100.0)
-    s = run_rows(scripts, 50, limit=1, retry=policy)
-    others = [s.recorder.ended_at[row] for row in range(1, 50)]
-    assert max(others) <= 1000.0 + 52
-    assert s.recorder.ended_at[0] > 1200
-
-
-def test_a_closed_connection_costs_no_try_but_not_for_ever():
-    stale = Failure("connect", "closed", passing=True)
-
-    async def main(times):
-        def script(row, number):
-            return Answer(stale, 0.01, stale_connection=True) if number < times else Answer()
-
-        s = setup({"a": script}, retry=RetryPolicy(retries=0))
-        s.states[0].on_answer(2000.0)  # nobody doubts the endpoint
-        await s.run(1)
-        return s
-
-    assert run_jumping(main(1)).recorder.replies
-    assert run_jumping(main(1)).attempts[-1].try_ == 2
-    assert run_jumping(main(2)).recorder.failures
-
-
-def test_an_error_of_a_handler_stops_the_run():
-    async def main():
-        s = setup({"a": always()})
-
-        def full_disk(call, reply):
-            raise WriteError("the disk is full")
-
-        s.recorder.on_reply = full_disk
-        await s.run(3)
-
-    with pytest.raises(WriteError, match="the disk is full"):
-        run_jumping(main())
 
 
 @on_jumping_clock

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from bagent.backends.endpoint import Endpoint
 from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.limits.concurrency import InFlightLimit
 from bagent.types import Failure
@@ -52,33 +51,6 @@ def test_weights_are_honoured_whatever_is_out():
 
 
 @on_jumping_clock
-async def test_an_endpoint_joins_and_another_leaves_when_what_it_has_is_done():
-    s = setup({"old": always(seconds=2.0), "new": always()}, limit=4)
-    new = next(state for state in s.states if state.name == "new")
-    s.fleet.leave(["new"])
-    work = asyncio.ensure_future(s.run(200))
-    await asyncio.sleep(5.0)
-    assert s.backend.shares["new"] == 0
-    s.fleet.join(
-        [EndpointState(Endpoint("new", "http://new/v1"), InFlightLimit(4, 4), new.account)]
-    )
-    await asyncio.sleep(4.5)
-    s.fleet.leave(["old"])
-    await asyncio.sleep(0.01)
-    at = len(s.backend.sent)
-    in_flight = s.backend.out["old"]
-    stats = s.fleet.stats()
-    assert (stats.endpoints_up, stats.endpoints) == (1, 1), "without the one that leaves"
-    await work
-    assert len(s.recorder.replies) == 200
-    assert s.backend.shares["new"] > 50
-    assert {name for _, name, _ in s.backend.sent[at:]} == {"new"}
-    assert in_flight > 0
-    assert [state.name for state in s.fleet.states] == ["new"]
-    assert s.backend.cancelled == 0
-
-
-@on_jumping_clock
 async def test_endpoints_that_join_dead_get_no_row_and_hold_none_up():
     """A fleet's hostfile often names nodes whose engines are not up yet."""
     dead = Failure("connect", "refused", passing=True)
@@ -96,36 +68,3 @@ async def test_endpoints_that_join_dead_get_no_row_and_hold_none_up():
     await work
     assert len(s.recorder.replies) == 40
     assert {name for _, name, _ in s.backend.sent} == {"old"}
-
-
-@on_jumping_clock
-async def test_all_room_of_an_endpoint_that_joins_is_used_at_once():
-    s = setup({"old": always(seconds=100.0), "new": always(seconds=100.0)}, limit=4)
-    s.fleet.leave(["new"])
-    s.submit(*range(20))
-    new = next(state for state in s.states if state.name == "new")
-    s.fleet.join([EndpointState(new.endpoint, InFlightLimit(4, 4), new.account)])
-    await asyncio.sleep(50.0)
-    assert s.backend.shares == {"old": 4, "new": 4}
-    s.fleet.abandon_waiting()
-    await s.fleet.wait_idle()
-
-
-@on_jumping_clock
-async def test_an_endpoint_that_comes_back_still_has_what_it_works_on():
-    """It began with its whole limit, beside the rows that it had before it left."""
-    s = setup({"old": always(seconds=10.0), "other": always(seconds=10.0)}, limit=4)
-    s.submit(*range(20))
-    await asyncio.sleep(1.0)
-    old = s.states[0]
-    s.fleet.leave(["old"])
-    await asyncio.sleep(2.0)
-    again = EndpointState(old.endpoint, InFlightLimit(4, 4), old.account)
-    s.fleet.join([again])
-    assert again in s.fleet.states
-    assert old not in s.fleet.states
-    await s.fleet.wait_idle()
-    assert s.backend.peak["old"] == 4
-    assert sorted(s.recorder.replies) == list(range(20))
-    assert max(s.recorder.ended_at.values()) < 1035.0
-    assert (again.in_flight, s.fleet.limit) == (0, 8)

@@ -6,11 +6,9 @@ import asyncio
 from itertools import pairwise
 
 from bagent.backends.endpoint import Capabilities
-from bagent.errors import StoppedEarly
 from bagent.fleet.retry import RetryPolicy
 from bagent.types import Failure
-from support.jumping_loop import on_jumping_clock
-from support.scripted_fleet import GOOD, REFUSED, Answer, always, run_rows, setup
+from support.scripted_fleet import GOOD, REFUSED, Answer, always, run_rows
 
 NO_RETRIES = RetryPolicy(retries=0)
 DOWN = {"a": lambda number: REFUSED}
@@ -19,33 +17,6 @@ DOWN = {"a": lambda number: REFUSED}
 def until(end, before, after):
     """``before`` up to ``end`` on the loop's clock, then ``after``."""
     return lambda *_: before if asyncio.get_running_loop().time() < end else after
-
-
-def test_four_endpoints_that_each_die_and_come_back_in_turn_cost_no_row_and_no_try():
-    deaths = {name: 1003 + 10 * place for place, name in enumerate("abcd")}  # it begins at 1000
-    cut = Failure("connect", "the connection was closed", passing=True)
-
-    def is_down(name, later=0):
-        return 0 <= asyncio.get_running_loop().time() + later - deaths[name] < 6
-
-    def script(name):
-        def answer(row, number):
-            if is_down(name):
-                return Answer(REFUSED, 0.01)
-            return Answer(cut if is_down(name, later=1) else GOOD)
-
-        return answer
-
-    def probe(name):
-        return lambda number: REFUSED if is_down(name) else Capabilities()
-
-    probes = {name: probe(name) for name in deaths}
-    s = run_rows({name: script(name) for name in deaths}, 1500, retry=NO_RETRIES, probes=probes)
-    assert len(s.recorder.replies) == 1500
-    for name, death in deaths.items():
-        assert any(at > death + 6 for at, to, _ in s.backend.sent if to == name), name
-    assert sum("does not answer" in one for one in s.notices) == 4
-    assert sum("answers again" in one for one in s.notices) == 4
 
 
 def test_one_lost_connection_of_a_busy_endpoint_stops_nothing_and_counts():
@@ -68,24 +39,6 @@ def test_an_endpoint_that_comes_back_is_used_again():
     probed = [at for at, _ in s.backend.probed]
     gaps = [round(later - at) for at, later in pairwise(probed)]
     assert gaps == [1, 2, 4, 8, 16, 30]
-
-
-@on_jumping_clock
-async def test_a_run_stops_when_all_endpoints_are_gone_for_long():
-    probes = {name: lambda number: REFUSED for name in "ab"}
-    scripts = {name: always(REFUSED, 0.01) for name in "ab"}
-    s = setup(scripts, retry=NO_RETRIES, probes=probes)
-    feeding = asyncio.ensure_future(s.feed(10))
-    reason = await s.fleet.stopped
-    feeding.cancel()
-    seconds = asyncio.get_running_loop().time() - 1000
-    assert isinstance(reason, StoppedEarly)
-    assert str(reason).startswith("none of 2 endpoints has answered for 12")
-    assert "connection refused" in str(reason)
-    assert 120 <= seconds <= 160
-    assert s.recorder.ended_at == {}
-    stats = s.fleet.stats()
-    assert stats.ready + stats.retrying == 10
 
 
 def test_an_answer_proves_an_endpoint_well_whatever_a_probe_said():

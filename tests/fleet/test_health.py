@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from functools import partial
 
 import pytest
 
@@ -14,14 +15,12 @@ from bagent.types import Failure
 from support.jumping_loop import on_jumping_clock
 from support.scripted_fleet import (
     BROKEN,
-    FULL,
     GOOD,
     REFUSED,
     Answer,
     always,
     run_rows,
     setup,
-    throttled,
 )
 
 NOT_FOUND = Failure("rejected", "HTTP 404: no such model", status=404)
@@ -32,32 +31,6 @@ CERTIFICATE = Failure("connect", "certificate not trusted")
 NO_MODEL_400 = Failure("rejected", "HTTP 400: model m does not exist", status=400)
 WEB_PAGE = Failure("bad_response", "a web page instead of an answer", passing=True, status=200)
 SLOW = Failure("timeout", "no whole answer within 5 s", passing=True)
-CLOSED = Failure("connect", "closed the connection without an answer", passing=True)
-
-
-SICK = [NOT_FOUND, NO_KEY, BROKEN, FULL, MOVED]
-
-
-@pytest.mark.parametrize("sick", SICK, ids=lambda failure: failure.message)
-def test_an_endpoint_that_fails_at_once_draws_few_calls_and_harms_no_row(sick):
-    scripts = {"sick": always(sick, 0.01), "well": always(seconds=1.0)}
-    s = run_rows(scripts, 250, limit=8)
-    assert len(s.recorder.replies) == 250
-    assert s.backend.shares["sick"] < 40
-    assert any("sick serves nothing" in line for line in s.notices)
-
-
-def test_an_endpoint_that_fails_its_check_costs_the_rows_that_it_failed_no_attempt():
-    failed = set()
-
-    def once(row, number):
-        bad = row < 8 and row not in failed
-        failed.add(row)
-        return Answer(BROKEN if bad else GOOD, 0.5)
-
-    s = run_rows({"sick": always(BROKEN, 0.01), "well": once}, 20, retry=RetryPolicy(retries=1))
-    assert s.backend.shares["sick"] >= 8
-    assert s.recorder.failures == {}
 
 
 LAST = [NOT_FOUND, NO_KEY, BROKEN, MOVED, CERTIFICATE, NO_MODEL_400, WEB_PAGE, SLOW]
@@ -78,21 +51,6 @@ async def test_where_no_endpoint_serves_any_more_the_run_stops_and_fails_no_row(
         await s.run(200)
     assert len(s.recorder.replies) >= served
     assert s.recorder.failures == {}
-
-
-@pytest.mark.parametrize(
-    "fault", [BROKEN, CERTIFICATE, WEB_PAGE], ids=lambda failure: failure.message
-)
-@on_jumping_clock
-async def test_a_short_outage_of_the_only_endpoint_fails_no_row(fault):
-    def script(row, number):
-        ill = 1005.0 < asyncio.get_running_loop().time() < 1008.0
-        return Answer(fault, 0.01) if ill else Answer(GOOD, 0.5)
-
-    s = setup({"a": script}, limit=32, retry=RetryPolicy(retries=0))
-    await s.run(600)
-    assert len(s.recorder.replies) == 600
-    assert asyncio.get_running_loop().time() - 1000 < 21
 
 
 @pytest.mark.parametrize(
@@ -118,64 +76,29 @@ async def test_rows_that_every_endpoint_refuses_alike_fail_and_hold_no_endpoint_
     assert max(s.tries().values()) <= 5
 
 
-@on_jumping_clock
-async def test_a_rate_limit_of_one_account_holds_up_no_other():
-    def script(row, number):
-        return Answer(throttled(30.0), 0.1) if number < 4 else Answer(GOOD, 1.0)
+def test_a_row_that_kills_endpoints_costs_others_no_try_and_runs_last_and_alone():
+    dead_until = dict.fromkeys("ab", 0.0)
 
-    s = setup({"a": script, "b": always()}, limit=4, own_accounts=True)
-    await s.run(60)
-    end = max(s.recorder.ended_at.values())
-    assert len(s.recorder.replies) == 60
-    assert s.backend.shares["b"] >= 50
-    assert end < 1050
+    def is_dead(name):
+        return asyncio.get_running_loop().time() < dead_until[name]
 
-
-@on_jumping_clock
-async def test_a_row_does_not_wait_for_an_endpoint_whose_account_pauses_for_long():
-    """Rows that one endpoint had failed waited until the other one's pause was over."""
-
-    def failing(row, number):
-        return Answer(GOOD, 1.0) if number > 2 else Answer(BROKEN, 1.0)
-
-    def pausing(row, number):
-        return Answer(throttled(60.0), 1.0) if number == 1 else Answer(GOOD, 1.0)
-
-    s = setup({"a": failing, "b": pausing}, limit=2, own_accounts=True)
-    await s.run(4)
-    assert len(s.recorder.replies) == 4
-    late = [end for row, end in s.recorder.ended_at.items() if end > 1010.0]
-    assert len(late) <= 1, "only the row that the pause was asked for"
-
-
-def test_rows_of_a_row_that_kills_endpoints_cost_no_try_and_it_runs_last_and_alone():
-    dead_until = {}
-
-    def script_of(name):
-        def script(row, number):
-            now = asyncio.get_running_loop().time()
-            if now < dead_until.get(name, 0.0):
-                return Answer(REFUSED, 0.01)
-            if row == 3:
-                dead_until[name] = now + 4.0
-                return Answer(CLOSED, 0.5)
+    def script(name, row, number):
+        if is_dead(name):
+            return Answer(REFUSED, 0.01)
+        if row != 3:
             return Answer(GOOD, 0.5)
+        dead_until[name] = asyncio.get_running_loop().time() + 4.0
+        return Answer(Failure("connect", "closed without an answer", passing=True), 0.5)
 
-        return script
-
-    def probe_of(name):
-        return lambda number: (
-            REFUSED
-            if asyncio.get_running_loop().time() < dead_until.get(name, 0.0)
-            else Capabilities()
-        )
+    def probe(name, number):
+        return REFUSED if is_dead(name) else Capabilities()
 
     s = run_rows(
-        {name: script_of(name) for name in "ab"},
+        {name: partial(script, name) for name in "ab"},
         60,
         limit=1,
         retry=RetryPolicy(retries=0),
-        probes={name: probe_of(name) for name in "ab"},
+        probes={name: partial(probe, name) for name in "ab"},
     )
     assert len(s.recorder.replies) == 59
     failure, _ = s.recorder.failures[3]

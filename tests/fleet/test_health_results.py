@@ -35,13 +35,9 @@ from bagent.types import Failure
             "busy",
         ),
         (failure_from_status(529, "", {}), "busy"),
-        (failure_from_status(429, "", {}), "busy"),
         (failure_from_status(500, "", {}), "broken"),
-        (failure_from_status(502, "<html>", {}), "broken"),
         (failure_from_status(504, "", {}), "silent"),
         (failure_from_status(401, "", {}), "refuses"),
-        (failure_from_status(402, "", {}), "refuses"),
-        (failure_from_status(400, "", {}), "refuses"),
         (failure_from_status(404, "", {}), "refuses"),
     ],
 )

@@ -98,17 +98,6 @@ def test_comments_and_order_are_no_change() -> None:
     assert w.names == ["b", "a"]
 
 
-def test_of_a_new_list_only_what_is_selected_joins_and_leaves() -> None:
-    w = Watched({"role": "x"})
-    assert w.names == ["b"]
-    w.on_content(b"a\nb role=x\nc\n")
-    assert w.on_content(b"a\nb role=x\nc\n") is None
-    w.on_content(b"a role=x\nb role=y\nc\n")
-    changes = w.on_content(b"a role=x\nb role=y\nc\n")
-    assert changes is not None
-    assert [names(changes.joined), names(changes.removed), w.names] == [["a"], ["b"], ["a"]]
-
-
 def test_a_list_of_which_nothing_is_selected_is_not_used() -> None:
     w = Watched({"role": "x"})
     for _ in range(3):

@@ -211,28 +211,6 @@ def test_who_reads_a_stream_slowly_makes_no_endpoint_look_slow_or_stalled():
     assert (lent.notices, lent.proofs) == ([], [])
 
 
-def test_an_endpoint_that_joins_gets_its_share_and_one_that_leaves_finishes():
-    async def work(lent: Lent) -> None:
-        held = asyncio.create_task(lent.ask(50.0))
-        await asyncio.sleep(0)
-        lent.lessor.leave(["a"])
-        waits = asyncio.create_task(lent.ask())
-        await asyncio.sleep(10.0)
-        assert not waits.done()  # nobody may be asked
-        lent.lessor.join([state("b"), state("c")])
-        await asyncio.gather(waits, lent.ask())  # to whom a probe has found first
-        await asyncio.gather(*(lent.ask() for _ in range(10)))
-        assert await held == ["a"]
-        assert [one.name for one in lent.lessor.states] == ["b", "c"]
-
-    lent = run("a", work)
-    names = [name for name, _ in lent.asked]
-    assert names.count("a") == 1
-    assert names[3:].count("b") == names[3:].count("c") == 5
-    told = [(one.endpoint, one.reason) for one in lent.samples]
-    assert told[:3] == [("a", "left the hostfile"), ("b", "joined"), ("c", "joined")]
-
-
 def test_requests_wait_while_all_endpoints_are_gone_and_go_on_when_one_is_back():
     async def work(lent: Lent) -> None:
         lent.dead |= {"a", "b"}

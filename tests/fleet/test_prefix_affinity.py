@@ -86,13 +86,10 @@ def test_warming_saves_what_the_others_would_compute_again(shared, rows, saved):
 
 
 def test_engines_of_ones_own_are_warmed_only_when_asked():
-    assert [PrefixRule(mode).warms(own=True) for mode in ("auto", "always", "never")] == [
-        False,
-        True,
-        False,
-    ]
-    assert [PrefixRule(mode).warms(own=False) for mode in ("auto", "always", "never")] == [
-        True,
-        True,
-        False,
-    ]
+    for mode, own, hosted in (
+        ("auto", False, True),
+        ("always", True, True),
+        ("never", False, False),
+    ):
+        rule = PrefixRule(mode)
+        assert (rule.warms(own=True), rule.warms(own=False)) == (own, hosted)

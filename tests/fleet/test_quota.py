@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import itertools
 
 import pytest
 
 from bagent.backends.http.rate_limit_headers import Allowance, RateLimits
+from bagent.fleet.batch_size import BatchSizeRule
 from bagent.fleet.limits.account import NOTHING, Account, RateQuota, RequestReservation, TokenUse
+from support.scripted_fleet import GOOD, Answer, run_rows, throttled
 
 
 class Bucket:
@@ -79,6 +82,29 @@ def work(account, meters, seconds, *, latency=2.0, usage=(600, 40), in_flight=64
             account.update_limits(now, limits, mark)
             account.on_refusal(now, now, None)
     return served, refused
+
+
+NOW = 1_796_000_000.0
+
+
+def test_no_row_is_refused_by_a_provider_that_tells_what_it_allows(monkeypatch):
+    monkeypatch.setattr("bagent.fleet.exchanges.unix", lambda: NOW)
+    bucket = Bucket(120)
+
+    def script(row, number):
+        now = asyncio.get_running_loop().time() - 1000
+        taken = bucket.take(now, 1)
+        # Heads come with the request, 0.5 s before the end; the loop's clock does not show that.
+        limits = RateLimits(NOW - 0.5, bucket.tell(now))
+        return Answer(GOOD, 0.5, limits=limits) if taken else Answer(throttled(), limits=limits)
+
+    s = run_rows({"a": script, "b": script}, 300, limit=8, hosted=True)
+    assert len(s.recorder.replies) == len(s.backend.sent) == 300
+    assert s.fleet.stats().throttle_answers == 0
+    assert sum("allows 120 requests a minute" in notice for notice in s.notices) == 1
+    times = [at for at, _, _ in s.backend.sent]
+    assert times[-1] - times[0] < 1.1 * 300 / 120 * 60
+    assert min(s.backend.shares.values()) > 100
 
 
 METERS = {
@@ -170,3 +196,17 @@ def test_a_rest_that_answers_contradict_is_disregarded_and_named(left, reset):
     assert words[0] == ("allows 600 requests a minute" if reset is None else words[0])
     assert [HEADER in line for line in words] == [False, False, False, True, False, False]
     assert account.wait(20.0) == 0.0
+
+
+def test_a_request_of_several_rows_raises_the_rate_once_whether_tokens_count_or_not():
+    def script(row, number):
+        return Answer(throttled() if number == 1 else GOOD, 0.5)
+
+    rates = []
+    for hosted in (False, True):
+        s = run_rows(
+            {"a": script}, 16, hosted=hosted, limits={"a": 4}, group=BatchSizeRule(4, single=False)
+        )
+        assert len(s.recorder.replies) == 16
+        rates.append(s.account.rate)
+    assert rates[0] == rates[1] is not None

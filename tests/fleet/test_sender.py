@@ -6,7 +6,7 @@ import asyncio
 
 from bagent.backends.base import Exchange, SentCall
 from support.jumping_loop import on_jumping_clock
-from support.scripted_fleet import BROKEN, GOOD, REFUSED, Answer, ScriptedBackend, setup
+from support.scripted_fleet import REFUSED, Answer, ScriptedBackend, setup
 
 
 class Direct(ScriptedBackend):
@@ -28,60 +28,6 @@ def direct(script, **options):
     """A fleet over endpoints ``a`` and ``b`` that send without tasks."""
     scripts = {"a": script, "b": script}
     return setup(scripts, backend=Direct(scripts), **options)
-
-
-@on_jumping_clock
-async def test_every_request_is_recorded_and_failed_ones_are_sent_again():
-    failed = set()
-
-    def first_fails(row, number):
-        if row in failed:
-            return Answer(GOOD)
-        failed.add(row)
-        return Answer(BROKEN)
-
-    s = direct(first_fails)
-    await s.run(20)
-    assert sorted(s.recorder.replies) == list(range(20))
-    assert s.tries() == dict.fromkeys(range(20), 2)
-    assert not s.fleet.open_rows
-
-
-@on_jumping_clock
-async def test_a_drain_waits_for_requests_then_ends_them_without_a_result():
-    gate = asyncio.Event()
-    s = direct(lambda row, number: Answer(gate=gate) if row else Answer(seconds=0.5))
-    s.submit(0, 1)
-    await asyncio.sleep(0.1)
-    assert await s.fleet.drain(1.0) == 1
-    assert (list(s.recorder.replies), s.recorder.failures) == ([0], {})
-    assert [attempt.row for attempt in s.attempts] == [0]
-    assert s.backend.cancelled == 1
-    assert not s.fleet.open_rows
-
-
-@on_jumping_clock
-async def test_the_copy_of_a_late_call_that_is_not_needed_is_cancelled():
-    seconds = iter((100.0, 2.0))
-    s = direct(lambda row, number: Answer(seconds=next(seconds)), hedge=1.0)
-    s.submit(0)
-    await asyncio.sleep(5.0)
-    s.fleet.tick()
-    await s.fleet.wait_idle()
-    assert (len(s.backend.sent), s.backend.cancelled) == (2, 1)
-    assert asyncio.get_running_loop().time() < 1010.0
-    assert list(s.recorder.replies) == [0]
-
-
-@on_jumping_clock
-async def test_a_bug_in_what_reads_an_answer_stops_the_fleet():
-    def fault(call, reply):
-        raise RuntimeError("a bug")
-
-    s = direct(lambda row, number: Answer())
-    s.recorder.on_reply = fault
-    s.submit(0)
-    assert isinstance(await asyncio.wait_for(s.fleet.stopped, 10.0), RuntimeError)
 
 
 @on_jumping_clock
