@@ -10,7 +10,9 @@ import pytest
 
 from support.http_servers import in_thread
 from support.jobs import sql, write_rows
+from support.replies import echo, ok_tools, tool_call
 from support.routes_server import models, routes_server
+from support.run_outcomes import CUT, type_next
 
 USAGE = {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13,
          "prompt_tokens_details": {"cached_tokens": 8}}  # fmt: skip
@@ -266,3 +268,65 @@ def test_an_object_that_a_line_asks_for_is_its_output(server, job_dir, run_lines
     write_rows(job_dir / "c.jsonl", lines)
     assert bagent(["run", "c.jsonl", "--backend", server[0]]).code == 0
     assert [row["output"] for row in bagent(["results", "c"]).lines()] == [None, None]
+
+
+# --- chats, on a scripted server
+
+
+def chats(names, **body):
+    """Lines of chats whose rows have these names; ``body`` goes into each body."""
+    return [
+        line(
+            name,
+            "/chat/completions",
+            body={"messages": [{"role": "user", "content": f"id={name} hello"}], **body},
+        )
+        for name in names
+    ]
+
+
+def test_lines_with_their_own_max_tokens_accept_truncated_answers(fs, job_dir, bagent):
+    fs.set_script({"*": [CUT]})
+    write_rows(job_dir / "batch.jsonl", chats((f"r{n}" for n in range(60)), max_tokens=64))
+    command = ["run", "batch.jsonl", "--backend", fs.url, "--progress", "plain"]
+    done = bagent(command)
+    assert done.code == 0, done.err
+    assert bagent(command).code == 0
+    assert len(fs.requests) == 60
+    [first, *_] = bagent(["results", "batch", "--format", "openai-batch"]).lines()
+    assert first["response"]["body"]["choices"][0]["finish_reason"] == "length"
+    command += ["--name", "strict", "--limit", "4"]
+    strict = bagent([*command, "--set", "output.truncated=fail"])
+    assert strict.code == 1
+    assert (type_next(bagent, strict).code, len(fs.requests)) == (0, 64)
+
+
+def test_accepted_truncated_rows_that_left_the_input_stay_finished(fs, job_dir, bagent):
+    fs.set_script({"*": [CUT]})
+    command = ["run", "-i", "b.jsonl", "job.yaml", "--progress", "plain"]
+    (job_dir / "job.yaml").write_text(f"backend: {fs.url}\n")
+    for names in ("ab", "cd", "ab"):
+        write_rows(job_dir / "b.jsonl", chats(names, max_tokens=64))
+        assert bagent(command).code == 0
+    assert len(fs.requests) == 4
+    assert bagent(["status"]).out.split("\n")[2].split()[2:6] == ["0", "0", "4", "0"]
+
+
+def test_a_line_keeps_the_model_and_the_tools_that_it_names(fs, job_dir, bagent):
+    call = tool_call("weigh", '{"kg": 3}')
+    fs.set_script({"plain": [echo()], "r1": [ok_tools(call)], "*": [ok_tools(call, text="Both.")]})
+    tools = [{"type": "function", "function": {"name": "weigh"}}]
+    lines = [*chats(["plain"], model="fine-tuned-7"), *chats(["r1", "r2"], tools=tools)]
+    write_rows(job_dir / "batch.jsonl", [*lines, *chats(["r3"], n=2)])
+    done = bagent(["run", "batch.jsonl", "--backend", fs.url, "--progress", "plain"])
+    assert done.code == 1, done.err
+    assert fs.of("plain")[0].body["model"] == "fine-tuned-7"
+    assert fs.of("r1")[0].body["model"] == "fake-model"
+    found = bagent(["results", "--format", "openai-batch"]).lines()
+    found = {line["custom_id"]: line for line in found}
+    for name, text in (("r1", None), ("r2", "Both.")):
+        (choice,) = found[name]["response"]["body"]["choices"]
+        assert choice["finish_reason"] == "tool_calls"
+        assert choice["message"] == {"role": "assistant", "content": text, "tool_calls": [call]}
+    assert "one answer" in found["r3"]["error"]["message"]
+    assert fs.count("r3") == 0

@@ -17,7 +17,6 @@ def start(bagent, job_dir, fs, prompt, *options):
 
 
 def test_status_and_report_tell_which_rows_an_earlier_prompt_made(fs, job_dir, bagent):
-    fs.set_script({"*": [echo()]})
     assert start(bagent, job_dir, fs, "first id={{ id }}", "--limit", "4").code == 0
     done = start(bagent, job_dir, fs, "second id={{ id }}", "--on-change", "continue")
     assert "prompt changed; 4 finished rows are kept as they are" in done.err
@@ -37,7 +36,6 @@ def test_status_and_report_tell_which_rows_an_earlier_prompt_made(fs, job_dir, b
 
 
 def test_the_earlier_text_of_a_prompt_file_is_not_made_up(fs, job_dir, bagent):
-    fs.set_script({"*": [echo()]})
     (job_dir / "p.txt").write_text("first id={{ id }}")
     prompt = {"user": {"file": "p.txt"}}
     assert start(bagent, job_dir, fs, prompt, "--limit", "4").code == 0
@@ -50,7 +48,6 @@ def test_the_earlier_text_of_a_prompt_file_is_not_made_up(fs, job_dir, bagent):
 
 
 def test_each_shard_accepts_a_change_once(fs, job_dir, bagent):
-    fs.set_script({"*": [echo()]})
     shards = [["--shard", "1/2"], ["--shard", "2/2"]]
     for shard in shards:
         assert start(bagent, job_dir, fs, "first id={{ id }}", *shard).code == 0
@@ -87,21 +84,7 @@ def test_another_field_as_the_id_is_refused_like_another_prompt(fs, job_dir, bag
     assert again("--on-change", "continue", id="name").code == 0
 
 
-def test_another_model_is_refused_though_all_rows_are_finished(fs, job_dir, bagent):
-    fs.set_script({"*": [echo()]})
-    write_job(job_dir, fs.url, 2, model="first", results=NO_TABLES)
-    assert bagent(RUN).code == 0
-    refused = bagent([*RUN, "--model", "second"])
-    assert (refused.code, "model changed since " in refused.err) == (2, True)
-    kept = bagent([*CONTINUE, "--model", "second"])
-    assert (kept.code, "model changed; 2 finished rows are kept" in kept.err) == (0, True)
-    assert bagent([*RUN, "--model", "second"]).code == 0
-    assert bagent([*RUN, "--model", "first"]).code == 2
-    assert len([request for request in fs.requests if request.prompts]) == 2
-
-
 def test_answers_that_are_no_longer_asked_for_are_counted_as_such(fs, job_dir, bagent):
-    fs.set_script({"*": [echo()]})
     prompt, results = "id={{ id }}", {"duckdb": False, "parquet": False}
     write_job(job_dir, fs.url, 3, prompt=prompt, results=results, answers=3)
     assert bagent(RUN).code == 0

@@ -23,14 +23,14 @@ from support.http_servers import refusing_port
 from support.in_process import meanwhile
 from support.jobs import wait_for_text, write_job
 from support.jumping_loop import turns
-from support.replies import echo, error_body, gated, ok, refused, slow, status
+from support.replies import echo, error_body, gated, refused, slow, status
+from support.run_outcomes import CUT
 
 pytestmark = pytest.mark.database
 
 GOLDEN = Path(__file__).parent / "golden"
 RUN = ["run", "job.yaml", "--progress", "json"]
 NO = status(400, error_body(400, "no"))
-CUT = ok("half", finish_reason="length", usage={"prompt_tokens": 5, "completion_tokens": 64})
 
 MASKS = [
     (re.compile(r"127\.0\.0\.1:\d+"), "127.0.0.1:PORT"),

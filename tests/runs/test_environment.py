@@ -6,6 +6,8 @@ import pytest
 
 from bagent.errors import UsageError
 from bagent.runs.environment import Environment, read_environment
+from support.jobs import write_job
+from support.replies import ok
 
 ALL = {
     "HOSTFILE": "hosts.txt",
@@ -48,7 +50,6 @@ def test_settings_are_read_and_old_names_bring_a_notice(env, settings, notices) 
     ("name", "value"),
     [
         ("BAGENT_MAX_TOKENS", "many"),
-        ("BAGENT_MAX_TOKENS", "1.5"),
         ("AURORA_SWARM_MODEL_MAX_CONTEXT", "\u00b2"),
         ("BAGENT_TIMEOUT_PER_SEQUENCE", "1m"),
         ("BAGENT_PROXY_URL", "login:8080"),
@@ -62,22 +63,15 @@ def test_a_wrong_value_names_its_variable(name: str, value: str) -> None:
     assert "hidden" not in str(caught.value)
 
 
-def test_presets_fill_what_the_job_leaves_open_and_nothing_else(tmp_path):
-    from support.cli import run_bagent
-    from support.fake_server import FakeServer
-    from support.jobs import write_job
-    from support.replies import ok
-
+def test_presets_fill_what_the_job_leaves_open_and_nothing_else(fs, job_dir, bagent):
+    fs.set_script({"*": [ok()]})
     env = {"AURORA_SWARM_MAX_TOKENS": "99", "AURORA_SWARM_PROXY_URL": ""}
-    with FakeServer({"*": [ok()]}) as fs:
-        write_job(tmp_path, fs.url, 1, sampling={"temperature": 0})
-        done = run_bagent(["run", "job.yaml"], tmp_path, env=env)
-        assert done.code == 0, done.err
-        write_job(tmp_path, fs.url, 1, sampling={"max_tokens": 7}, name="own")
-        assert run_bagent(["run", "job.yaml"], tmp_path, env=env).code == 0
-        write_job(tmp_path, fs.url, 1, backend=None, name="front")
-        done_too = run_bagent(["run", "job.yaml"], tmp_path, env={"BAGENT_PROXY_URL": fs.url})
-        assert done_too.code == 0, done_too.err
-        asked = [seen.body["max_tokens"] for seen in fs.requests]
-    assert asked == [99, 7, 64]
+    write_job(job_dir, fs.url, 1, sampling={"temperature": 0})
+    done = bagent(["run", "job.yaml"], env=env)
+    assert done.code == 0, done.err
     assert "AURORA_SWARM_MAX_TOKENS is read; its name is BAGENT_MAX_TOKENS now" in done.err
+    write_job(job_dir, fs.url, 1, sampling={"max_tokens": 7}, name="own")
+    assert bagent(["run", "job.yaml"], env=env).code == 0
+    write_job(job_dir, fs.url, 1, backend=None, name="front")
+    assert bagent(["run", "job.yaml"], env={"BAGENT_PROXY_URL": fs.url}).code == 0
+    assert [seen.body["max_tokens"] for seen in fs.requests] == [99, 7, 64]

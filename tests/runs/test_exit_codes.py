@@ -7,7 +7,6 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import msgspec
@@ -18,7 +17,7 @@ from bagent.runs.session import TICK_SECONDS, RunSession
 from bagent.store.lock import RunLock, owner_path
 from support.cli import Running, run_here
 from support.jobs import results_by_id, run_json, write_job
-from support.replies import echo, error_body, gated, hang, ok, slow, status
+from support.replies import echo, error_body, gated, hang, ok, status
 from support.run_outcomes import NO_TABLES, RUN, shell
 
 
@@ -172,21 +171,6 @@ def test_a_second_signal_does_not_wait_for_what_is_in_flight(fs, job_dir, number
     assert results_by_id(job_dir) == {}
 
 
-def test_the_stop_file_is_75(fs, job_dir, bagent):
-    fs.set_script({"*": [slow(0.05, echo())]})
-    write_job(job_dir, fs.url, 400, limits={"concurrency": 2}, results=NO_TABLES)
-
-    def stop():
-        fs.wait_for(2)
-        (job_dir / "runs/job/stop").touch()
-
-    stopping = threading.Thread(target=stop)
-    stopping.start()
-    assert bagent(RUN).code == 75
-    stopping.join()
-    assert len(results_by_id(job_dir)) == len(fs.requests) < 400
-
-
 @pytest.mark.process("pipe")
 @pytest.mark.parametrize(
     ("options", "reader", "printed"), [([], "head -3", 3), (["--ordered"], "true", 0)]
@@ -228,20 +212,6 @@ def test_first_rows_that_all_fail_alike_are_76_unless_told_otherwise(fs, job_dir
     assert bagent(RUN).code == 76
     assert len(fs.requests) < 70
     assert bagent([*RUN, "--no-canary", "--retry", "all"]).code == 1
-
-
-def test_rows_refused_for_the_key_are_retried_after_exit_code_76(fs, job_dir, bagent):
-    too_long = status(400, error_body(400, "no such thing"))
-    fs.set_script({"r1": [too_long], "*": [status(401, error_body(401, "bad key"))]})
-    keys = {"limits": {"concurrency": 4, "retries": 0, "stop_after_failures": 6}}
-    write_job(job_dir, fs.url, 20, **keys)
-    assert bagent(RUN).code == 76
-    sent = len(fs.requests)
-    fs.set_script({"*": [echo()]})
-    assert bagent(RUN).code == 1, "r1 failed for good before, and is left until the run has ended"
-    assert len(fs.requests) == sent + 19
-    found = results_by_id(job_dir)
-    assert [name for name, row in found.items() if row["status"] != "ok"] == ["r1"]
 
 
 @pytest.mark.process("workers")

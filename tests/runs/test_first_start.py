@@ -18,7 +18,6 @@ def test_a_start_that_finds_no_server_or_model_leaves_no_run(job_dir, bagent, fs
 
 
 def test_a_run_that_was_there_stays_when_a_later_start_is_wrong(job_dir, bagent, fs):
-    fs.default = ok("yes")
     write_job(job_dir, fs.url, 2)
     assert bagent(["run", "job.yaml"]).code == 0
     write_job(job_dir, None, 3)
@@ -71,7 +70,6 @@ def test_a_limit_of_zero_is_named_as_the_cause_of_no_rows(job_dir, bagent, fs):
 
 
 def test_a_new_run_beside_one_in_the_folder_of_its_job_is_noted(job_dir, bagent, fs):
-    fs.default = ok("yes")
     folder = job_dir / "genes"
     folder.mkdir()
     write_job(folder, fs.url, 2)

@@ -21,6 +21,7 @@ from support.cli import Running
 from support.fake_server import FakeServer
 from support.jobs import journal_lines, rows, write_job
 from support.replies import echo, ok_tools, slow, tool_call
+from support.run_outcomes import NO_TABLES
 
 IN_USE = "is working on this run"
 """A worker whose parent process was killed ends what it has in flight, for some seconds."""
@@ -30,7 +31,6 @@ ROWS = 24
 SLOTS = 4
 LIST_SIZE = 3
 RUN = ["run", "job.yaml", "--progress", "none"]
-NO_TABLES = {"duckdb": False, "parquet": False}
 ANSWERS = {row["id"]: f"id={row['id']} {row['text']}" for row in rows(ROWS)}
 """The server repeats each prompt, so that an answer shows whose it is."""
 

@@ -34,8 +34,8 @@ from bagent.store.lock import owners
 from support.cli import Running
 from support.jobs import journal_lines, results_by_id, rows, write_job
 from support.replies import echo, gated, slow
+from support.run_outcomes import NO_TABLES
 
-NO_TABLES = {"duckdb": False, "parquet": False}
 HERE = PoolPlan("here", "python", 2)
 SLURM = PoolPlan("slurm", "python", 1, jobs=2)
 
@@ -124,14 +124,8 @@ def test_without_workers_a_person_is_told_why(prepared, tmp_path):
 
 
 def test_batch_jobs_that_end_without_a_worker_are_not_sent_for_ever(prepared, tmp_path):
-    class Failing(ScriptedPool):
-        jobs_begun = 7
-
-        def __init__(self, folder, script):
-            super().__init__(folder, script)
-            self.jobs_begun = 7
-
-    pool = Failing(tmp_path, [None, None])
+    pool = ScriptedPool(tmp_path, [None, None])
+    pool.jobs_begun = 7
     chunks = [Worker(options) for options in part_options(prepared, 3, 2)]
     ParslCoordinator(prepared, chunks, pool, NoProgress(), ParslLimits(2, SLURM, None), {}).run([])
     assert chunks[0].code == EXIT_NEEDS_PERSON
@@ -198,7 +192,6 @@ def task(fs, job_dir, tmp_path):
 
 
 def test_a_chunk_is_done_by_a_process_of_its_own(fs, task, job_dir):
-    fs.set_script({"*": [echo()]})
     end = msgspec.json.decode(run_chunk(task), type=ChunkState)
     assert end.code == 0, end
     assert end.state.ok == 12
@@ -233,7 +226,6 @@ RUN = ["run", "job.yaml", "--progress", "plain", "--executor", "parsl", "--worke
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_with_parsl_every_row_is_answered_once_and_told_once(fs, job_dir, bagent):
-    fs.set_script({"*": [echo()]})
     write_job(job_dir, fs.url, 60, cluster={"chunks": 4})
     done = bagent(RUN, env={"MY_KEY": "never-on-a-disk"}, timeout=100)
     assert done.code == 0, done.err

@@ -3,51 +3,19 @@
 from __future__ import annotations
 
 import json
-import shlex
 
 import pytest
 
 from support.jobs import results, results_by_id, rows, write_job, write_rows
 from support.replies import echo, error_body, ok, ok_json, raw, refused, status
+from support.run_outcomes import CUT, NO_TABLES, RUN, last_line, type_next
 
-RUN = ["run", "job.yaml", "--progress", "plain"]
-CUT = ok("half", finish_reason="length", usage={"prompt_tokens": 5, "completion_tokens": 64})
-NO_TABLES = {"duckdb": False, "parquet": False}
 SCHEMA = {
     "type": "object",
     "properties": {"score": {"type": "integer"}},
     "required": ["score"],
     "additionalProperties": False,
 }
-
-
-def last_line(done):
-    label, command = done.err.splitlines()[-1].split(maxsplit=1)
-    assert label == "next"
-    return command
-
-
-def type_next(bagent, done):
-    """Type the last line of a summary."""
-    words = shlex.split(last_line(done))
-    assert words[0] == "bagent"
-    return bagent(words[1:])
-
-
-def batch_rows(count, **body):
-    return [
-        {
-            "custom_id": f"r{n}",
-            "method": "POST",
-            "url": "/v1/chat/completions",
-            "body": {
-                "model": "fake-model",
-                "messages": [{"role": "user", "content": f"id=r{n} say something"}],
-                **body,
-            },
-        }
-        for n in range(1, count + 1)
-    ]
 
 
 @pytest.mark.parametrize(
@@ -149,35 +117,6 @@ def test_a_job_that_accepts_them_later_pays_for_none_again(fs, job_dir, bagent):
     assert (state["ok"], state["accepted"], state["failed"]) == (2, 1, 0)
 
 
-def test_batch_lines_with_their_own_max_tokens_accept_truncated_answers(fs, job_dir, bagent):
-    fs.set_script({"*": [CUT]})
-    write_rows(job_dir / "batch.jsonl", batch_rows(60, max_tokens=64))
-    command = ["run", "batch.jsonl", "--backend", fs.url, "--progress", "plain"]
-    done = bagent(command)
-    assert done.code == 0, done.err
-    assert bagent(command).code == 0
-    assert len(fs.requests) == 60
-    [line, *_] = bagent(["results", "batch", "--format", "openai-batch"]).lines()
-    assert line["response"]["body"]["choices"][0]["finish_reason"] == "length"
-    command += ["--name", "strict", "--limit", "4"]
-    strict = bagent([*command, "--set", "output.truncated=fail"])
-    assert strict.code == 1
-    typed = type_next(bagent, strict)
-    assert (typed.code, len(fs.requests)) == (0, 64)
-
-
-def test_accepted_truncated_rows_that_left_the_input_stay_finished(fs, job_dir, bagent):
-    fs.set_script({"*": [CUT]})
-    lines = batch_rows(4, max_tokens=64)
-    command = ["run", "-i", "b.jsonl", "job.yaml", "--progress", "plain"]
-    (job_dir / "job.yaml").write_text(f"backend: {fs.url}\n")
-    for numbers in (slice(0, 2), slice(2, 4), slice(0, 2)):
-        write_rows(job_dir / "b.jsonl", lines[numbers])
-        assert bagent(command).code == 0
-    assert len(fs.requests) == 4
-    assert bagent(["status"]).out.split("\n")[2].split()[2:6] == ["0", "0", "4", "0"]
-
-
 def test_a_changed_job_sends_again_whatever_failed(fs, job_dir, bagent):
     fs.set_script({"r1": [status(400, error_body(400, "no")), ok("now")], "*": [echo()]})
     write_job(job_dir, fs.url, 3)
@@ -219,7 +158,6 @@ def test_rows_mended_edited_or_removed_leave_nothing_of_what_they_were(fs, job_d
 
 
 def test_finished_rows_that_left_the_input_are_counted_and_can_be_listed(fs, job_dir, bagent):
-    fs.set_script({"*": [echo()]})
     values = [{"text": f"t{n}"} for n in range(4)]
     write_job(job_dir, fs.url, values, prompt="{{ text }}", results=NO_TABLES)
     first = bagent(RUN)

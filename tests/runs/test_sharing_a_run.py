@@ -18,16 +18,12 @@ from bagent.store.lock import LockRenewer, RunLock, owner_path, read_owner
 from support.cli import Running, clean_env
 from support.jobs import results_by_id, write_job
 from support.replies import echo, gated, ok, ok_tools, tool_call
+from support.run_outcomes import NO_TABLES, RUN
 
 pytestmark = pytest.mark.slow  # each test runs the command several times
 
-RUN = ["run", "job.yaml", "--progress", "plain"]
-BATCH_RESULTS = ["results", "--format", "openai-batch"]
-NO_TABLES = {"duckdb": False, "parquet": False}
-
 
 def test_rows_that_parts_finished_are_sent_by_no_other_division(fs, job_dir, bagent):
-    fs.set_script({"*": [echo()]})
     write_job(job_dir, fs.url, 20, results=NO_TABLES)
     for part in ("1/2", "2/2"):
         assert bagent([*RUN, "--shard", part]).code == 0
@@ -49,39 +45,6 @@ def test_a_part_is_refused_while_another_division_is_at_work(fs, job_dir, bagent
         fs.release()
         assert whole.finish().code == 0
     assert len(fs.requests) == 4
-
-
-def batch_entry(name: str, body: dict) -> bytes:
-    body = {**body, "messages": [{"role": "user", "content": f"id={name} hello"}]}
-    entry = {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body}
-    return msgspec.json.encode(entry)
-
-
-def test_a_batch_line_keeps_the_model_that_it_names(fs, job_dir, bagent):
-    fs.set_script({"*": [echo()]})
-    lines = [batch_entry("r1", {"model": "fine-tuned-7"}), batch_entry("r2", {})]
-    (job_dir / "batch.jsonl").write_bytes(b"\n".join(lines) + b"\n")
-    done = bagent(["run", "batch.jsonl", "--backend", fs.url, "--progress", "plain"])
-    assert done.code == 0, done.err
-    assert fs.of("r1")[0].body["model"] == "fine-tuned-7"
-    assert fs.of("r2")[0].body["model"] == "fake-model"
-
-
-def test_a_batch_line_may_offer_tools_and_gets_their_calls(fs, job_dir, bagent):
-    call = tool_call("weigh", '{"kg": 3}')
-    fs.set_script({"r1": [ok_tools(call)], "*": [ok_tools(call, text="Both.")]})
-    body = {"tools": [{"type": "function", "function": {"name": "weigh"}}]}
-    lines = [batch_entry("r1", body), batch_entry("r2", body), batch_entry("r3", {"n": 2})]
-    (job_dir / "batch.jsonl").write_bytes(b"\n".join(lines) + b"\n")
-    done = bagent(["run", "batch.jsonl", "--backend", fs.url, "--progress", "plain"])
-    assert done.code == 1, done.err
-    found = {line["custom_id"]: line for line in bagent(BATCH_RESULTS).lines()}
-    for name, text in (("r1", None), ("r2", "Both.")):
-        (choice,) = found[name]["response"]["body"]["choices"]
-        assert choice["finish_reason"] == "tool_calls"
-        assert choice["message"] == {"role": "assistant", "content": text, "tool_calls": [call]}
-    assert "one answer" in found["r3"]["error"]["message"]
-    assert fs.count("r3") == 0
 
 
 def test_a_job_may_pass_tools_on_and_else_wants_an_answer(fs, job_dir, bagent):

@@ -57,7 +57,6 @@ def test_after_a_resume_every_output_tells_the_totals_of_the_whole_run(fs, job_d
 
 
 def test_summary_status_and_report_tell_one_speed_without_the_pause(fs, job_dir, bagent):
-    fs.set_script({"*": [echo()]})
     write_job(job_dir, fs.url, 8)
     bagent(["run", "job.yaml", "--limit", "4"])
     path = job_dir / "runs" / "job" / "run.json"
@@ -98,7 +97,6 @@ def test_where_a_run_stopped_it_tells_what_remains(fs, job_dir, bagent):
 def test_the_summary_says_how_many_of_the_sent_rows_have_no_value_for_the_prompt(
     fs, job_dir, bagent
 ):
-    fs.set_script({"*": [echo()]})
     values = [{"id": f"r{n}", "text": "" if n % 2 else "t", "note": None} for n in range(6)]
     values[4] = {"id": "", "text": None, "note": "x"}
     prompt = {"user": "id={{ id }} {{ text }}{% if note %}{{ note }}{% endif %}"}
@@ -115,7 +113,6 @@ SECTIONS = [{"name": name, "prompt": "id={{ id }} {{ board }}"} for name in ("on
 
 
 def test_the_speed_of_a_job_with_several_stages_is_not_that_of_its_rows(fs, job_dir, bagent):
-    fs.set_script({"*": [echo()]})
     board = {"name": "blackboard", "sections": SECTIONS, "max_rounds": 2}
     write_job(job_dir, fs.url, 4, topology=board, prompt=None, results=NO_TABLES)
     done = bagent(RUN)

@@ -22,10 +22,10 @@ from bagent.store.lock import owners
 from support.cli import Running
 from support.jobs import results, results_by_id, rows, write_job, write_rows
 from support.replies import echo, slow
+from support.run_outcomes import NO_TABLES
 
 pytestmark = pytest.mark.slow  # each test starts several processes
 
-NO_TABLES = {"duckdb": False, "parquet": False}
 RUN = ["run", "job.yaml", "--progress", "plain", "--workers", "3"]
 
 
@@ -34,7 +34,6 @@ def ids(count):
 
 
 def test_every_row_is_answered_once_and_told_once(fs, job_dir, bagent):
-    fs.set_script({"*": [echo()]})
     write_job(job_dir, fs.url, 60)
     done = bagent(RUN)
     assert done.code == 0, done.err

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from support.cli import Completed, clean_env, run_bagent, run_here
 from support.fake_server import FakeServer
 from support.jobs import write_job
-from support.replies import Script
+from support.replies import Script, ok
 
 Json = Any
 
 RUN = ["run", "job.yaml", "--progress", "plain"]
 NO_TABLES = {"duckdb": False, "parquet": False}
 """``results:`` of runs whose tables nobody reads: it saves the child process that makes them."""
+
+CUT = ok("half", finish_reason="length", usage={"prompt_tokens": 5, "completion_tokens": 64})
+"""An answer that ended at its limit of tokens."""
 
 
 def run_rows(folder: Path, *options: str, **how: Any) -> tuple[Completed, dict[Json, Json]]:
@@ -78,3 +83,17 @@ def error_of(done: Completed) -> str:
 def statuses(found: dict[Json, Json]) -> dict[Json, str]:
     """Status by row id."""
     return {name: row["status"] for name, row in found.items()}
+
+
+def last_line(done: Completed) -> str:
+    """The command in the last line of a summary."""
+    label, command = done.err.splitlines()[-1].split(maxsplit=1)
+    assert label == "next"
+    return command
+
+
+def type_next(bagent: Callable[..., Completed], done: Completed) -> Completed:
+    """Type the command in the last line of a summary."""
+    words = shlex.split(last_line(done))
+    assert words[0] == "bagent"
+    return bagent(words[1:])
