@@ -67,13 +67,6 @@ def test_a_good_answer_is_the_outcome():
     assert outcome.first_try_valid is True
 
 
-def test_a_row_that_cannot_be_rendered_ends_without_a_call():
-    outcome = conversation(error="no column text").open()
-    assert isinstance(outcome, Outcome)
-    assert (outcome.status, outcome.error, outcome.turns) == ("bad_input", "no column text", 0)
-    assert outcome.finished_at is None  # for the caller, which has a clock
-
-
 def test_an_answer_that_does_not_fit_is_asked_again_with_the_message_until_no_retry_is_left():
     talk = conversation(reasks=2)
     call, texts = opened(talk), []
@@ -109,16 +102,6 @@ def test_a_prompt_that_leaves_too_little_context_is_sent_again_for_fewer_tokens_
     outcome = talk.handle(smaller, CallResult(failure, HERE))
     assert isinstance(outcome, Outcome)
     assert (outcome.status, outcome.error_kind) == ("failed", "context_overflow")
-
-
-def test_a_reply_without_an_answer_is_a_passing_failure_whose_tokens_count():
-    talk = conversation()
-    call = opened(talk)
-    empty = Reply("", "stop", usage=Usage(prompt=7, completion=0))
-    failure = call.evaluate(call, empty, HERE)
-    assert failure is not None and failure.passing
-    outcome = answer(talk, call, "3")
-    assert (outcome.status, outcome.prompt_tokens) == ("ok", 14)
 
 
 def test_a_failed_call_is_the_outcome_with_its_message():

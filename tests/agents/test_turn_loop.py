@@ -10,7 +10,7 @@ import pytest
 from support.agent_jobs import agent_job, answers_in, calls, check_pairs, ran
 from support.fake_server import FakeServer
 from support.jobs import parquet, results_by_id
-from support.replies import delta, gated, ok, ok_tools, stream, tool_call
+from support.replies import delta, gated, ok, stream, tool_call
 
 
 def finished(bagent, job_dir, code=0):
@@ -133,20 +133,6 @@ def test_text_and_thinking_of_a_turn_are_given_back_as_they_came(job_dir, bagent
     assert given_back["content"] == "One moment."
     assert given_back[field] == "Let me add."
     assert len({"reasoning", "reasoning_content"} & given_back.keys()) == 1
-
-
-@pytest.mark.parametrize("ids", [("same", "same"), (None, "")])
-def test_ids_that_are_missing_or_come_twice_become_distinct(job_dir, bagent, ids):
-    entries = [{**tool_call("add", f'{{"a":{n},"b":0}}'), "id": name} for n, name in enumerate(ids)]
-    turn = ok_tools(*entries)
-    with FakeServer({"*": [turn, turn, ok("done")]}, allow_faults=True) as fs:
-        agent_job(job_dir, fs.url, stream=ids[0] is None)
-        finished(bagent, job_dir)
-        body = fs.requests[-1].body
-    check_pairs(body)
-    names = [c["id"] for m in body["messages"] for c in m.get("tool_calls") or ()]
-    assert len(set(names)) == 4 and all(names)
-    assert answers_in(body) == ["0", "1", "0", "1"]
 
 
 def test_more_calls_than_a_turn_may_have_are_answered_and_not_run(job_dir, bagent):

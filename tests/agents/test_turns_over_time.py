@@ -21,26 +21,10 @@ from support.agent_jobs import (
 )
 from support.cli import Running
 from support.fake_server import FakeServer
-from support.jobs import parquet, results_by_id, wait_for_text, wait_until
-from support.replies import delta, gated, hang, ok, stream, tool_delta, usage_chunk
+from support.jobs import parquet, results_by_id, wait_until
+from support.replies import delta, hang, ok, stream, tool_delta, usage_chunk
 
 pytestmark = pytest.mark.slow  # tools and signals take their real time
-
-
-def wait_for_noted(job_dir, name):
-    """Block until the journal tells of a call of a tool."""
-    wait_for_text(job_dir, "runs/job/journal/tools*.jsonl", f'"{name}"')
-
-
-def test_no_slot_is_held_while_tools_run(job_dir, bagent):
-    with FakeServer({"*": [calls(("meet", '{"count":8}')), ok("done")]}) as fs:
-        agent_job(job_dir, fs.url, 10, limits={"concurrency": 2}, tools=["meet"])
-        done = bagent(["run", "job.yaml"])
-        assert done.code == 0, done.err
-        assert fs.peak_in_flight <= 2
-        assert len(fs.requests) == 20
-        answers = [text for seen in fs.requests for text in answers_in(seen.body)]
-    assert answers == ["met"] * 10
 
 
 def test_rows_that_wait_for_tools_are_open_only_up_to_a_multiple_of_the_slots(job_dir, bagent):
@@ -68,40 +52,6 @@ def test_the_row_s_limit_bounds_its_tools_too(job_dir, bagent):
     assert "limits.row" in row["error"]
 
 
-def test_a_tool_s_own_limit_is_told_to_the_model_and_the_row_goes_on(job_dir, bagent):
-    with FakeServer({"*": [calls(("nap", "{}")), ok("too slow")]}) as fs:
-        tools = [{"command": ["sleep", "30"], "name": "nap", "timeout": "0.5s"}]
-        agent_job(job_dir, fs.url, agent={"tools": tools})
-        assert bagent(["run", "job.yaml"]).code == 0
-        assert "longer than 0.5 s" in answers_in(fs.requests[-1].body)[0]
-    (record,) = parquet(job_dir / "runs/job", "tool_calls")
-    assert (
-        record["error"].startswith("timeout: it took longer than 0.5 s")
-        and record["latency_ms"] >= 500
-    )
-
-
-def test_a_killed_agent_goes_on_after_its_last_whole_turn(job_dir, bagent):
-    one, two = calls(("add", '{"a":1,"b":2}')), calls(("add", '{"a":3,"b":4}'))
-    with FakeServer({"*": [one, two, hang()]}) as fs:
-        agent_job(job_dir, fs.url)
-        bagent(["run", "job.yaml"], kill_at=lambda: fs.wait_for(3))
-        fs.set_script({"*": [ok("3 and 7")]})
-        done = bagent(["run", "job.yaml"])
-        assert done.code == 0, done.err
-        hung, last = fs.requests[2:]
-    assert last.body["messages"] == hung.body["messages"]
-    assert ran(job_dir) == ["1+2", "3+4"]
-    row = results_by_id(job_dir)["r1"]
-    assert (row["text"], row["turns"], row["attempts"]) == ("3 and 7", 3, 3)
-    with FakeServer({"*": [one, two, ok("3 and 7")]}) as fs:
-        agent_job(job_dir, fs.url)
-        assert bagent(["run", "job.yaml", "--name", "whole"]).code == 0
-    whole = results_by_id(job_dir, "runs/whole")["r1"]
-    for count in ("prompt_tokens", "completion_tokens"):  # of both starts
-        assert row[count] == whole[count]
-
-
 def test_a_call_that_a_kill_cut_short_is_reported_and_not_run_again(job_dir, bagent):
     turn = calls(("add", '{"a":1,"b":2}'), ("wait", '{"seconds":60}'))
     with FakeServer({"*": [turn, ok("never")]}) as fs:
@@ -119,21 +69,6 @@ def test_a_call_that_a_kill_cut_short_is_reported_and_not_run_again(job_dir, bag
     assert ran(job_dir) in (["1+2"], [])  # it had ended, or begun, when the kill came; never twice
     table = parquet(job_dir / "runs/job", "tool_calls")
     assert "may_have_run" in [one["error"] for one in table]
-
-
-def test_a_call_that_ended_before_a_kill_is_recorded_though_its_turn_was_not_whole(job_dir, bagent):
-    turn = calls(("add", '{"a":1,"b":2}'), ("wait", '{"seconds":60}'))
-    with FakeServer({"*": [turn]}) as fs:
-        agent_job(job_dir, fs.url, stream=False)
-        bagent(["run", "job.yaml"], kill_at=lambda: wait_for_noted(job_dir, "add"))
-        fs.set_script({"*": [ok("done")]})
-        assert bagent(["run", "job.yaml"], timeout=30).code == 0
-        assert answers_in(fs.requests[-1].body)[0] == "3"
-    table = parquet(job_dir / "runs/job", "tool_calls")
-    assert sorted((one["name"], one["error"]) for one in table) == [
-        ("add", None),
-        ("wait", "may_have_run"),
-    ]
 
 
 def test_a_call_without_side_effects_is_run_again_after_a_kill(job_dir, bagent):
@@ -245,19 +180,6 @@ def test_a_call_begun_in_a_stream_that_a_kill_cut_is_told_to_the_model(job_dir, 
     check_pairs(body)
     assert "may have run" in answers_in(body)[0]
     assert ran(job_dir) == ["1+2"]
-
-
-def test_other_rows_are_served_while_one_is_held_by_its_tool(job_dir, bagent):
-    script = {"r1": [calls(("wait", '{"seconds":2}')), ok("late")], "*": [gated(ok("soon"))]}
-    with FakeServer(script) as fs:
-        agent_job(job_dir, fs.url, 3, limits={"concurrency": 1})
-        with Running(["run", "job.yaml"], job_dir) as running:
-            wait_until((job_dir / "began").exists)
-            fs.release()
-            done = running.finish()
-        assert done.code == 0, done.err
-        order = [seen.rows[0] for seen in fs.requests]
-    assert order[0] == "r1" and order[-1] == "r1"
 
 
 ODD = '''
