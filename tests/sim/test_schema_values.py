@@ -26,15 +26,12 @@ def record(**properties: Any) -> dict[str, Any]:
 TEXT, WHOLE = {"type": "string"}, {"type": "integer"}
 NODE = {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}
 SCHEMAS: dict[str, Any] = {
-    "flat object": PERSON,
     "enum": {"enum": ["a", 1, None, {"b": 2}]},
-    "const": record(kind={"const": "x"}),
     "all types": record(
         s=TEXT, i=WHOLE, n={"type": "number"}, b={"type": "boolean"}, z={"type": "null"},
         a={"type": "array", "items": WHOLE},
     ),
     "nested": record(people={"type": "array", "items": PERSON, "minItems": 2, "maxItems": 3}),
-    "array bounds": {"type": "array", "items": TEXT, "minItems": 5, "maxItems": 5},
     "unique items": {
         "type": "array", "items": {"enum": ["a", "b", "c", "d"]}, "minItems": 4,
         "uniqueItems": True,
@@ -44,12 +41,8 @@ SCHEMAS: dict[str, Any] = {
     },
     "contains": {"type": "array", "items": WHOLE, "contains": {"minimum": 90}},
     "string lengths": {"type": "string", "minLength": 40, "maxLength": 45},
-    "short string": {"type": "string", "maxLength": 1},
     "pattern": {"type": "string", "pattern": "^[A-Z]{2}\\d{3,6}(-(foo|bar))?$"},
     "pattern with length": {"type": "string", "pattern": "^[a-z_]+$", "minLength": 12},
-    "formats": record(
-        **{name: TEXT | {"format": name} for name in ("email", "uuid", "uri", "date-time", "ipv6")}
-    ),
     "integer range": {"type": "integer", "exclusiveMinimum": 3, "exclusiveMaximum": 5},
     "negative range": {"type": "number", "maximum": -200.5},
     "multiples": {"type": "number", "multipleOf": 0.25, "minimum": 1, "maximum": 2},
@@ -168,12 +161,8 @@ def test_what_cannot_be_made_is_refused(pattern: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "least", "most"),
-    [
-        ("^[a-z]*$", 30, 40), ("^x", 10, 10), ("x$", 10, 10), ("[0-9]+", 0, 2),
-        ("^a{2,900}$", 500, 800),
-    ],
-)  # fmt: skip
+    ("pattern", "least", "most"), [("^[a-z]*$", 30, 40), ("x$", 10, 10), ("^a{2,900}$", 500, 800)]
+)
 def test_length_bounds_are_met(pattern: str, least: int, most: int) -> None:
     for seed in range(20):
         text = matching_text(random.Random(seed), pattern, least, most)

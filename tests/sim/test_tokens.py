@@ -25,13 +25,8 @@ def test_detokenize_gives_back_the_text(text: str) -> None:
 
 
 def test_chat_template_is_chatml() -> None:
-    messages = [
-        {"role": "system", "content": "S"},
-        {
-            "role": "user",
-            "content": [{"type": "text", "text": "U1"}, {"type": "text", "text": "U2"}],
-        },
-    ]
+    parts = [{"type": "text", "text": "U1"}, {"type": "text", "text": "U2"}]
+    messages = [{"role": "system", "content": "S"}, {"role": "user", "content": parts}]
     assert tokens.render(messages) == (
         "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU1\nU2<|im_end|>\n"
         "<|im_start|>assistant\n"
