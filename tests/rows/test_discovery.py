@@ -27,24 +27,13 @@ def refused(tmp_path, *inputs, words):
     assert caught.value.exit_code == 2
 
 
-def test_numbers_and_lines_over_several_files(files):
-    source = open_rows(RowsConfig((str(files / "*.jsonl"),), files))
-    rows = [row for batch in source.batches() for row in batch]
-    assert [(row.index, row.source, row.line) for row in rows] == [
-        (0, "a.jsonl", 1),
-        (1, "b.jsonl", 1),
-    ]
-
-
 def test_a_file_named_twice_is_read_once_with_a_warning(files):
-    source = open_rows(RowsConfig(("a.jsonl", "*.jsonl"), files))
-    assert [row.id for batch in source.batches() for row in batch] == ["a.jsonl", "b.jsonl"]
-    assert source.warnings == ["files that the input names twice are read once: 1, first a.jsonl"]
-
-
-def test_a_name_with_pattern_signs_may_be_a_file(files):
     (files / "x[1].jsonl").write_text('{"id":"x"}')
-    assert ids_of(files, "x[1].jsonl") == ["x"]
+    source = open_rows(RowsConfig(("a.jsonl", "x[1].jsonl", "*.jsonl"), files))
+    rows = [row for batch in source.batches() for row in batch]
+    assert [row.id for row in rows] == ["a.jsonl", "x", "b.jsonl"]
+    assert [(row.index, row.line) for row in rows] == [(0, 1), (1, 1), (2, 1)]
+    assert source.warnings == ["files that the input names twice are read once: 2, first a.jsonl"]
 
 
 def test_a_missing_file_is_refused_with_the_nearest_name(files):
@@ -65,7 +54,6 @@ def test_a_folder_is_refused_with_the_pattern_to_write(files):
         ("x.txt", "input: {files: PATTERN}"),
         ("x.xlsx", "save it as CSV"),
         ("x.jsonl.bz2", "unpack it"),
-        ("x", "known are .jsonl"),
         ("x.parquet.gz", "known are .jsonl"),
     ],
 )
@@ -86,8 +74,10 @@ def test_a_file_without_permission_is_refused(tmp_path):
     refused(tmp_path, "x.jsonl", words="permission denied")
 
 
-def test_stdin_named_twice_is_refused(tmp_path):
+def test_stdin_twice_braces_and_other_addresses_are_refused(tmp_path):
     refused(tmp_path, "-", "/dev/stdin", words="names stdin twice")
+    refused(tmp_path, "{a,b}.json*", words="braces are no pattern here: write a list")
+    refused(tmp_path, "ftp://example.org/x.jsonl", words="copy it here")
 
 
 def test_names_that_are_not_utf8_are_shown_as_visible_text(tmp_path):
@@ -124,10 +114,14 @@ def test_a_link_that_leads_nowhere_says_where_it_leads(files):
     refused(files, "*.jsonl", words=r"gone\.jsonl: this is a link to moved\.jsonl")
 
 
-@pytest.mark.parametrize("url", ["ftp://example.org/x.jsonl", "file:///x.parquet"])
-def test_an_address_is_told_from_a_file(files, url):
-    refused(files, url, words="copy it here")
-
-
-def test_braces_are_no_pattern(files):
-    refused(files, "{a,b}.json*", words="braces are no pattern here: write a list")
+def test_each_text_file_is_a_row_of_path_and_text(tmp_path):
+    (tmp_path / "papers").mkdir()
+    for name, content in (("b", b"second"), ("a", b"\xef\xbb\xbffirst\r\n"), ("c", b"gr\xf6\xdfe")):
+        (tmp_path / f"papers/{name}.txt").write_bytes(content)
+    source = open_rows(RowsConfig(({"files": "papers/*.txt"},), tmp_path))
+    *rows, bad = [row for batch in source.batches() for row in batch]
+    assert [row.data for row in rows] == [
+        {"path": "papers/a.txt", "text": "first\r\n"},
+        {"path": "papers/b.txt", "text": "second"},
+    ]
+    assert (bad.error, bad.raw) == ("not UTF-8: byte 0xf6 at 3", b"gr\xf6\xdfe")

@@ -1,4 +1,5 @@
 import random
+import tracemalloc
 
 from bagent.rows.row_keys import CompactHashSet
 
@@ -47,8 +48,6 @@ def test_bytes_that_look_like_a_key_across_two_entries_are_no_key():
 
 
 def test_memory_is_about_ten_bytes_a_key():
-    import tracemalloc
-
     numbers = random_keys(65_000, 5)
     tracemalloc.start()
     try:

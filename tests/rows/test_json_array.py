@@ -4,18 +4,12 @@ import tracemalloc
 import pytest
 
 from bagent.errors import InputError
-from bagent.rows.formats.json import CUT_OFF, ElementSplitter
+from bagent.rows.formats.json import CUT_OFF, ElementSplitter, LineSplitter
 
 
 def test_elements_have_the_lines_where_they_begin(rows_of):
     rows = rows_of('\n[\n  {"id":1},\n\n  {"id":\n2}, {"id":3}\n]\n', "in.json")
     assert [(row.id, row.line) for row in rows] == [(1, 3), (2, 5), (3, 6)]
-
-
-def test_json_lines_in_a_json_file_are_recognised(rows_of):
-    text = '\n{"id":1}\nbroken\n\n{"id":2}\n'
-    rows = rows_of(text, "in.json")
-    assert [(row.line, row.error is None) for row in rows] == [(2, True), (3, False), (5, True)]
 
 
 def test_a_broken_element_leaves_the_others(rows_of):
@@ -32,11 +26,6 @@ def test_an_array_that_is_cut_off_is_not_taken_for_whole(rows_of):
         assert [row.id for row in rows[:-1]] == ([1] if len(text) > 1 else [])
 
 
-def test_empty_arrays_and_files_have_no_rows(rows_of):
-    for text in ("", "  \n", "[]", "[ ]\n", "[{},]"):
-        assert [row.data for row in rows_of(text, "in.json")] == [{}] * text.count("{")
-
-
 def test_memory_follows_the_element_not_the_file(source_of):
     element = json.dumps({"t": "x" * 1000})
     source = source_of("[" + ",".join([element] * 4000) + "]", "in.json")
@@ -49,9 +38,15 @@ def test_memory_follows_the_element_not_the_file(source_of):
     assert peak < 3_000_000
 
 
-def test_an_element_without_end_is_refused_before_it_fills_the_memory():
-    elements = ElementSplitter("x.json", array=True, longest=100)
-    elements.feed(b"[{},\n\n")
-    with pytest.raises(InputError, match=r"x.json:1: one row is longer"):
+@pytest.mark.parametrize(
+    ("splitter", "start", "part"),
+    [
+        (ElementSplitter("x.json", array=True, longest=100), b"\n\n[{},", b'{"a":['),
+        (LineSplitter("x.json", longest=100), b"\n\n", b"123456789"),
+    ],
+)
+def test_a_row_without_end_is_refused_before_it_fills_the_memory(splitter, start, part):
+    splitter.feed(start)
+    with pytest.raises(InputError, match=r"x\.json:3: one row is longer"):
         for _ in range(20):
-            elements.feed(b'{"a":[')
+            splitter.feed(part)

@@ -1,6 +1,8 @@
 """The recipe of keys: journals hold them, so these values must never change."""
 
 import json
+import random
+from collections import Counter
 from hashlib import blake2b
 
 import pytest
@@ -22,20 +24,14 @@ def only(rows):
     [
         ('{"id":"r1","b":2,"a":"x"}', {"fields": ("a", "b")}, '["r1",["x",2]]'),
         ('{"id":"r1","b":2,"a":"x"}', {"fields": ("b", "a")}, '["r1",["x",2]]'),
-
         ('{"id":"r1","b":2,"a":"x"}', {"fields": ()}, '["r1",[]]'),
         ('{"id":"r1","b":2,"a":"x"}', {"fields": None}, '["r1",{"a":"x","b":2,"id":"r1"}]'),
         ('{"id":1,"b":2}', {"fields": ("b",)}, "[1,[2]]"),
-
         ('{"id":true,"b":2}', {"fields": ("b",)}, "[true,[2]]"),
         ('{"id":1,"b":2}', {"fields": ("a", "b", "c")}, "[1,[,2,]]"),
-
         ('{"b":2,"a":1}', {"fields": ("a",)}, "[[1]]"),
-
         ('{"b":2,"a":1}', {"fields": None}, '[{"a":1,"b":2}]'),
-
         ('{"id":null,"b":2}', {"fields": ("b",)}, "[[2]]"),
-
         ('{"id":null,"custom_id":"c","b":2}', {"fields": ("b",)}, '["c",[2]]'),
         ('{"gene":"g","id":1,"b":2}', {"fields": ("b",), "id_field": "gene"}, '["g",[2]]'),
         ('{"id":{"y":1,"x":[2]},"b":2}', {"fields": ("b",)}, r'["{\"x\":[2],\"y\":1}",[2]]'),
@@ -65,9 +61,6 @@ def test_the_fast_and_the_careful_way_agree(rows_of):
 
 
 def test_occurrences_count_like_a_counter():
-    import random
-    from collections import Counter
-
     source = random.Random(11)
     counted, known = Occurrences(), Counter()
     pool = [source.getrandbits(64) for _ in range(6000)]  # more than it remembers counts for

@@ -52,14 +52,6 @@ def test_two_rows_of_one_id_stay_two_and_both_lines_are_named(source_of):
     ]
 
 
-def test_a_batch_line_of_a_known_id_is_named_without_another_column(source_of):
-    line = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings"}
-    lines = [json.dumps(line | {"body": {"input": text}}) for text in "xy"]
-    source = source_of("\n".join(lines))
-    assert len([row for batch in source.batches() for row in batch]) == 2
-    assert source.warnings[0].endswith('first: "a" at in.jsonl:2, before at in.jsonl:1')
-
-
 def test_repeats_over_several_sources_name_the_source():
     notices = RowWarnings()
     namer = RowKeyer(None, None, notices)
@@ -77,12 +69,6 @@ def test_places_beyond_four_bytes_are_named_without_a_line():
     for line in (far, far + 1):
         namer.rows(Chunk("a.jsonl", [line], [{"id": 1}]))
     assert "before at an earlier row" in notices.lines[0]
-
-
-def test_many_repeats_of_one_row_stay_quick_and_distinct(rows_of):
-    rows = rows_of('{"a":1}\n' * 20_000)
-    assert len({row.key for row in rows}) == 20_000
-    assert rows[-1].id == f"{rows[0].id}-20000"
 
 
 def test_unreadable_lines_have_keys_of_their_bytes(rows_of):
@@ -118,9 +104,3 @@ def test_lines_that_move_keep_their_keys(rows_of):
     for _ in range(5):
         source.shuffle(rows)
         assert {(row.id, row.key) for row in rows_of(text_of(rows), fields=("a",))} == keys
-
-
-def test_same_id_with_other_content_keeps_its_key_wherever_it_stands(rows_of):
-    one = rows_of('{"id":1,"x":1}\n{"id":1,"x":2}', fields=("x",))
-    two = rows_of('{"id":1,"x":2}\n{"id":1,"x":1}', fields=("x",))
-    assert [row.key for row in one] == [row.key for row in two][::-1]

@@ -1,9 +1,11 @@
 import json
 import random
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
+from bagent.errors import InputError
 from bagent.rows import RowsConfig, read_again
 
 
@@ -38,15 +40,10 @@ def test_a_sample_is_even(rows_of):
     assert all(850 < quarter < 1150 for quarter in quarters)
 
 
-def test_a_sample_larger_than_the_input_is_all_of_it(rows_of):
-    assert ids(rows_of(text_of(range(30)), sample=100)) == list(range(30))
-    assert rows_of("", sample=5) == []
-
-
-def test_limit_takes_the_first_rows(rows_of):
+def test_limit_takes_the_first_rows_and_a_large_sample_all(rows_of):
     assert ids(rows_of(text_of(range(2000)), limit=700)) == list(range(700))
     assert rows_of(text_of(range(5)), limit=0) == []
-    assert len(rows_of(text_of(range(5)), limit=9)) == 5
+    assert ids(rows_of(text_of(range(30)), sample=100, limit=90)) == list(range(30))
 
 
 @pytest.mark.parametrize("parts", [3, 7])
@@ -88,11 +85,25 @@ def test_read_again_gives_the_same_rows(tmp_path):
     ("selection", "most"),
     [
         ({}, None),
-        ({"limit": 7}, 7),
-        ({"sample": 5}, 5),
         ({"sample": 5, "limit": 3}, 3),
         ({"limit": 7, "shard": (1, 2)}, 4),
     ],
 )
 def test_the_most_rows_follow_from_limit_sample_and_shard(source_of, selection, most):
     assert source_of("{}\n" * 20, **selection).most == most
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"inputs": ()},
+        {"inputs": ({"file": "x"},)},
+        {"sample": 0},
+        {"limit": -1},
+        {"shard": (3, 2)},
+        {"shard": (1, 0)},
+    ],
+)
+def test_settings_out_of_range_are_refused(wrong):
+    with pytest.raises(InputError):
+        RowsConfig(**{"inputs": ("a.jsonl",), "base": Path("/"), **wrong})

@@ -93,12 +93,7 @@ def test_a_size_that_is_no_size_is_an_error(replies, reply):
 
 @pytest.mark.parametrize(
     "target",
-    [
-        "ftp://user:hush@host.example/x",
-        "file:///etc/passwd",
-        "http://host.example/a.jsonl",
-        URL,
-    ],
+    ["ftp://user:hush@host.example/x", "file:///etc/passwd", "http://host.example/a.jsonl", URL],
 )
 def test_a_redirect_elsewhere_or_in_a_loop_is_one_error(replies, target):
     answers, urls = replies
