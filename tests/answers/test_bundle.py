@@ -1,7 +1,6 @@
-import http.server
+import asyncio
 import json
 import socket
-import threading
 from pathlib import Path
 
 import jsonschema_rs
@@ -10,6 +9,7 @@ import pytest
 from bagent.answers.schema.dialects import walk
 from bagent.answers.schema.schema import OutputSchema
 from bagent.errors import SchemaError
+from support.routes_server import routes_server
 
 
 @pytest.fixture
@@ -91,40 +91,20 @@ def test_names_of_bundled_parts_never_clash(folder):
 
 
 def test_definitions_of_older_drafts_go_under_their_name(folder):
-    draft = "http://json-schema.org/draft-07/schema#"
+    draft = {"$schema": "http://json-schema.org/draft-07/schema#"}
     base = folder(
         {
-            "root.json": {"$schema": draft, "properties": {"a": {"$ref": "c.json#/definitions/p"}}},
-            "c.json": {"$schema": draft, "definitions": {"p": STRING}},
+            "root.json": {**draft, "properties": {"a": {"$ref": "c.json#/definitions/p"}}},
+            "c.json": {**draft, "definitions": {"p": STRING}},
+            "new.json": {"$ref": "c.json#/definitions/p"},
         }
     )
     schema = load(base)
     assert schema.document["definitions"] == {"p": STRING}
     assert not schema.accepts({"a": 1})
-
-
-def test_file_of_another_draft_is_read_as_the_roots_with_a_warning(folder):
-    base = folder(
-        {
-            "root.json": {"$ref": "c.json"},
-            "c.json": {"$schema": "http://json-schema.org/draft-07/schema#", "type": "string"},
-        }
-    )
-    schema = load(base)
-    assert len(schema.warnings) == 1 and "2020-12" in schema.warnings[0]
-    assert not schema.accepts(1)
-
-
-def test_relative_reference_beside_an_absolute_id_is_the_file(folder):
-    base = folder(
-        {
-            "root.json": {"$id": "https://example.org/s/root.json", "$ref": "common.json"},
-            "common.json": {"$id": "https://example.org/s/common.json", **STRING},
-        }
-    )
-    schema = load(base)
-    assert not schema.accepts(1)
-    assert schema.document["$defs"]["common"] == STRING
+    mixed = load(base, "new.json")
+    assert len(mixed.warnings) == 1 and "2020-12" in mixed.warnings[0]
+    assert not mixed.accepts(1)
 
 
 def test_percent_encoded_and_odd_pointers(folder):
@@ -153,68 +133,43 @@ def test_percent_encoded_and_odd_pointers(folder):
 
 
 def test_embedded_ids_and_anchors_become_pointers(folder):
-    base = folder(
-        {
-            "root.json": {
-                "$id": "https://example.org/root",
-                "properties": {
-                    "a": {"$ref": "https://example.org/address"},
-                    "b": {"$ref": "address#street"},
-                    "c": {"$ref": "#here"},
-                    "d": {"$ref": "https://example.org/root#/$defs/here"},
-                },
-                "$defs": {
-                    "address": {
-                        "$id": "address",
-                        "required": ["street"],
-                        "properties": {
-                            "street": {"$ref": "#/$defs/line"},
-                            "id": {"type": "integer"},
-                        },
-                        "$defs": {"line": {"$anchor": "street", "type": "string"}},
-                    },
-                    "here": {"$anchor": "here", "type": "string"},
-                },
-            }
-        }
-    )
-    schema = load(base)
+    line = {"$anchor": "street", "type": "string"}
+    address = {
+        "$id": "address",
+        "required": ["street"],
+        "properties": {"street": {"$ref": "#/$defs/line"}, "id": {"type": "integer"}},
+        "$defs": {"line": line},
+    }
+    root = {
+        "$id": "https://example.org/root",
+        "properties": {
+            "a": {"$ref": "https://example.org/address"},
+            "b": {"$ref": "address#street"},
+            "c": {"$ref": "#here"},
+            "d": {"$ref": "https://example.org/root#/$defs/here"},
+        },
+        "$defs": {"address": address, "here": {"$anchor": "here", "type": "string"}},
+    }
+    schema = load(folder({"root.json": root}))
     assert schema.accepts({"a": {"street": "x", "id": 1}, "b": "x", "c": "x", "d": "x"})
-    for bad in ({"a": {}}, {"a": {"street": 1}}, {"a": {"street": "x", "id": "y"}}, {"b": 1}):
-        assert not schema.accepts(bad)
-    for bad in ({"c": 1}, {"d": 1}):
-        assert not schema.accepts(bad)
-    refs = [part["$ref"] for _, part in walk(schema.document) if "$ref" in part]
-    assert sorted(set(refs)) == [
-        "#/$defs/address",
-        "#/$defs/address/$defs/line",
-        "#/$defs/here",
-    ]
+    wrong = [{}, {"street": 1}, {"street": "x", "id": "y"}]
+    for bad in (*({"a": value} for value in wrong), {"b": 1}, {"c": 1}, {"d": 1}):
+        assert not schema.accepts(bad), bad
+    refs = {part["$ref"] for _, part in walk(schema.document) if "$ref" in part}
+    assert refs == {"#/$defs/address", "#/$defs/address/$defs/line", "#/$defs/here"}
 
 
 def test_ids_of_draft_4_and_anchors_of_draft_7(folder):
-    base = folder(
-        {
-            "four.json": {
-                "$schema": "http://json-schema.org/draft-04/schema#",
-                "properties": {"id": {"$ref": "other"}, "x": {"$ref": "#y"}},
-                "definitions": {
-                    "o": {"id": "other", "type": "integer"},
-                    "y": {"id": "#y", "type": "string"},
-                },
-            },
-            "seven.json": {
-                "$schema": "http://json-schema.org/draft-07/schema#",
-                "properties": {"x": {"$ref": "#y"}},
-                "definitions": {"y": {"$id": "#y", "type": "string"}},
-            },
-        }
-    )
-    four = load(base, "four.json")
-    assert four.accepts({"id": 1, "x": "s"})
-    assert not four.accepts({"id": "1"}) and not four.accepts({"x": 1})
-    seven = load(base, "seven.json")
-    assert seven.accepts({"x": "s"}) and not seven.accepts({"x": 1})
+    properties = {"id": {"$ref": "other"}, "x": {"$ref": "#y"}}
+    four = {"o": {"id": "other", "type": "integer"}, "y": {"id": "#y", "type": "string"}}
+    seven = {"o": {"$id": "other", "type": "integer"}, "y": {"$id": "#y", "type": "string"}}
+    for number, definitions in ((4, four), (7, seven)):
+        draft = f"http://json-schema.org/draft-0{number}/schema#"
+        spec = {"$schema": draft, "properties": properties, "definitions": definitions}
+        schema = load(folder({"root.json": spec}))
+        assert schema.accepts({"id": 1, "x": "s"}), draft
+        assert not schema.accepts({"id": "1"}), draft
+        assert not schema.accepts({"x": 1}), draft
 
 
 def test_true_dynamic_references_keep_their_meaning():
@@ -275,17 +230,13 @@ def test_text_that_looks_like_a_reference_in_data_is_data():
     [
         {"$ref": "#/$defs/nope"},
         {"$ref": "#nope"},
-        {"$ref": "#/$defs/a/properties/b", "$defs": {"a": STRING}},
         {"$ref": "#/items/0", "items": {}},
-        {"$ref": "#/required", "required": ["a"]},
         {"$defs": {"unused": {"$ref": "#/$defs/nope"}}, "type": "string"},
         {"anyOf": [STRING, {"properties": {"a": {"not": {"$ref": "#/$defs/nope"}}}}]},
         {"$dynamicRef": "#nope"},
         {"$ref": "missing.json"},
         {"$ref": "empty.json#/$defs/p"},
-        {"$ref": "empty.json#p"},
         {"$ref": "sub"},
-        {"$ref": ""},
         {"$ref": "#"},
         {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
         {"allOf": [{"$ref": "http://[broken"}]},
@@ -312,39 +263,18 @@ def test_errors_in_a_referenced_file_name_that_file(folder, part, message):
     assert failing(base).startswith(f"{base / 'parts/b.json'}{message}")
 
 
-def test_dynamic_ref_beside_a_ref_keeps_both(folder):
-    base = folder(
-        {
-            "root.json": {
-                "$ref": "#/$defs/a",
-                "$dynamicRef": "#b",
-                "$defs": {"a": {"minimum": 1}, "b": {"$dynamicAnchor": "b", "maximum": 5}},
-            }
-        }
-    )
-    schema = load(base)
-    assert [schema.accepts(n) for n in (0, 3, 6)] == [False, True, False]
-
-
 @pytest.mark.parametrize(
     "reference",
     [
         "../secret.json",
-        "../secret.json#/$defs/p",
         "sub/../../secret.json",
         "..%2Fsecret.json",
         "%2e%2e/secret.json",
-        "./../schemas/../secret.json",
         "/etc/hostname",
-        "//host/secret.json",
         "file:///etc/hostname",
-        "file:secret.json",
-        "FILE:///etc/hostname",
         "ftp://127.0.0.1/x",
         "data:application/json,{}",
-        "urn:example:x",
         "C:\\secret.json",
-        "..\\secret.json",
         "root.json?x",
         "x\x00.json",
         "link.json",
@@ -396,37 +326,23 @@ def test_the_network_is_never_asked(folder, key):
                 listener.accept()
 
 
-def test_remote_references_are_fetched_only_where_allowed(folder):
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            seen.append(self.path)
-            answers = {
-                "/s/a.json": {"properties": {"b": {"$ref": "b.json#/$defs/x"}}},
-                "/s/b.json": {"$defs": {"x": STRING}},
-            }
-            self.send_response(200 if self.path in answers else 404)
-            self.end_headers()
-            self.wfile.write(json.dumps(answers.get(self.path)).encode())
+async def test_remote_references_are_fetched_only_where_allowed(folder):
+    routes = {
+        "GET /v1/a.json": {"properties": {"b": {"$ref": "b.json#/$defs/x"}}},
+        "GET /v1/b.json": {"$defs": {"x": STRING}},
+    }
 
-        def log_message(self, *args):
-            pass
+    def fetch(url):
+        return OutputSchema.load({"$ref": url}, base=Path(), allow_remote=True)
 
-    seen = []
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        address = f"http://127.0.0.1:{server.server_port}/s"
-        base = folder({"root.json": {"$ref": f"{address}/a.json"}})
-        refused = failing(base)
-        assert seen == []
-        schema = OutputSchema.load(Path("root.json"), base=base, allow_remote=True)
-        base = folder({"root.json": {"$ref": f"{address}/no.json"}})
+    async with routes_server(routes) as (address, requests):
+        spec = {"$ref": f"{address}/a.json"}
+        assert "network" in await asyncio.to_thread(failing, folder({"root.json": spec}))
+        assert requests == []
+        schema = await asyncio.to_thread(fetch, spec["$ref"])
         with pytest.raises(SchemaError, match="404"):
-            OutputSchema.load(Path("root.json"), base=base, allow_remote=True)
-        server.shutdown()
-        thread.join()
-    assert "network" in refused
-    assert seen == ["/s/a.json", "/s/b.json", "/s/no.json"]
+            await asyncio.to_thread(fetch, f"{address}/no.json")
+    assert requests == ["GET /v1/a.json", "GET /v1/b.json", "GET /v1/no.json"]
     assert schema.document["$defs"] == {
         "a": {"properties": {"b": {"$ref": "#/$defs/x"}}},
         "x": STRING,

@@ -27,48 +27,34 @@ STRUCT = 'STRUCT("line" BIGINT, "a""b" VARCHAR[], "more" VARCHAR)'
     ("spec", "kind"),
     [
         ({"type": "string"}, "VARCHAR"),
-        ({"type": "string", "format": "date-time"}, "VARCHAR"),
         ({"type": "integer"}, "BIGINT"),
         ({"type": "integer", "maximum": 2**63 - 1, "minimum": -(2**63)}, "BIGINT"),
         ({"type": "integer", "maximum": 2**63}, "HUGEINT"),
-        ({"type": "integer", "exclusiveMinimum": -(2**64)}, "HUGEINT"),
         ({"type": "integer", "maximum": 2**200}, "DOUBLE"),
         ({"type": "number"}, "DOUBLE"),
         ({"type": "boolean"}, "BOOLEAN"),
         ({"type": "object"}, "JSON"),
-        ({"type": "null"}, "JSON"),
         ({"type": ["string", "null"]}, "VARCHAR"),
         ({"type": ["integer", "number"]}, "DOUBLE"),
-        ({"type": ["integer", "string"]}, "JSON"),
         ({"anyOf": [{"type": "number"}, {"type": "null"}]}, "DOUBLE"),
-        ({"oneOf": [{"type": "string"}, {"const": None}]}, "VARCHAR"),
         ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "JSON"),
-        ({"anyOf": [{"type": "string"}, {}]}, "JSON"),
         ({"allOf": [{"type": "integer"}, {"minimum": 3}]}, "BIGINT"),
         ({"allOf": [{"type": "integer"}, {"type": "string"}]}, "JSON"),
         ({"enum": ["a", None]}, "VARCHAR"),
         ({"enum": [1, 2]}, "BIGINT"),
-        ({"enum": [1, 2.5]}, "DOUBLE"),
         ({"enum": [1, 2**63]}, "HUGEINT"),
         ({"enum": [True, False]}, "BOOLEAN"),
         ({"enum": [True, 1]}, "JSON"),
-        ({"enum": ["a", 1]}, "JSON"),
-        ({"enum": [["a"]]}, "JSON"),
         ({"const": "x"}, "VARCHAR"),
         ({"type": "array", "items": {"type": "string"}}, "VARCHAR[]"),
         ({"type": ["array", "null"], "items": {"type": ["integer", "null"]}}, "BIGINT[]"),
-        ({"type": "array", "items": {"$ref": "#/$defs/s"}, "$defs": {}}, "VARCHAR[]"),
-        (FINDING, 'STRUCT("line" BIGINT, "a""b" VARCHAR[], "more" VARCHAR)'),
+        (FINDING, STRUCT),
         ({"type": "array", "items": FINDING}, f"{STRUCT}[]"),
-        ({"type": "object", "properties": {"x": FINDING}}, f'STRUCT("x" {STRUCT})'),
         ({"type": ["object", "null"], "properties": {"a": {}, "A": {}}}, "JSON"),
-        ({"type": ["object", "string"], "properties": {"a": {}}}, "JSON"),
-        ({"type": "array", "items": {"type": "null"}}, "JSON"),
         ({"type": "array", "items": {"type": "array", "items": {"type": "string"}}}, "JSON"),
         ({"type": "array", "prefixItems": [{}], "items": {"type": "string"}}, "JSON"),
         ({}, "JSON"),
         (True, "JSON"),
-        ({"not": {"type": "string"}}, "JSON"),
         ({"$ref": "#/$defs/s"}, "VARCHAR"),
         ({"anyOf": [{"$ref": "#/$defs/s"}, {"type": "null"}]}, "VARCHAR"),
         ({"$ref": "#/$defs/self"}, "JSON"),
@@ -81,22 +67,16 @@ def test_type_of_a_property(spec, kind):
 
 
 def test_names_of_the_tables_own_columns_get_a_suffix():
-    assert columns({"properties": {"id": {}, "Answer": {}, "stage_2": {}, "stage": {}}}) == [
-        ("id_2", "JSON"),
-        ("Answer_2", "JSON"),
-        ("stage_2", "JSON"),
-        ("stage_3", "JSON"),
-    ]
+    made = columns({"properties": {"id": {}, "Answer": {}, "stage_2": {}, "stage": {}}})
+    assert [name for name, _ in made] == ["id_2", "Answer_2", "stage_2", "stage_3"]
 
 
 @pytest.mark.parametrize(
     ("spec", "kind"),
     [
         ({"enum": [1, 2]}, "BIGINT"),
-        ({"type": "array", "items": {"type": "string"}}, "VARCHAR[]"),
         ({"type": "object", "additionalProperties": {"type": "string"}}, "JSON"),
         ({"anyOf": [{"type": "object", "properties": {"a": {}}}, {"type": "string"}]}, "JSON"),
-        (True, "JSON"),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "boolean"}}}, "BOOLEAN"),
     ],
 )
@@ -129,14 +109,10 @@ def test_properties_of_referred_combined_and_recursive_schemas_count():
 
 
 def test_union_of_objects_has_the_columns_of_all():
-    spec = {
-        "oneOf": [
-            {"type": "object", "properties": {"kind": {"const": "a"}, "n": {"type": "integer"}}},
-            {"type": "object", "properties": {"kind": {"const": "b"}, "n": {"type": "number"}}},
-            {"type": "object", "properties": {"kind": {"const": "c"}, "n": {"type": "string"}}},
-            {"type": "null"},
-        ]
-    }
+    objects = [
+        {"properties": {"kind": {"const": t}, "n": {"type": t}}} for t in ("number", "string")
+    ]
+    spec = {"oneOf": [*({"type": "object", **part} for part in objects), {"type": "null"}]}
     assert columns(spec) == [("kind", "VARCHAR"), ("n", "JSON")]
 
 

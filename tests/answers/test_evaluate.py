@@ -26,7 +26,7 @@ TOOL = (ToolCall(id="1", name="f", arguments="{}"),)
 
 @pytest.mark.parametrize(
     "reason",
-    ["stop", "tool_calls", "function_call", "end_turn", "stop_sequence", "eos", "tool_use", "STOP"],
+    ["stop", "tool_calls", "end_turn", "stop_sequence", "eos", "STOP"],
 )
 def test_good_ends_are_ok(reason):
     value = {"name": "n", "items": ["a", "b"]}
@@ -56,15 +56,7 @@ def test_a_cut_answer_is_truncated_whatever_its_text(reason, schema, text):
 
 
 @pytest.mark.parametrize(
-    "reason",
-    [
-        "content_filter",
-        "refusal",
-        "guardrail_intervened",
-        "SAFETY",
-        "content_filtered",
-        "RECITATION",
-    ],
+    "reason", ["content_filter", "refusal", "guardrail_intervened", "SAFETY", "RECITATION"]
 )
 def test_filtered_answers_are_refused(reason):
     for schema in (None, LIST):
@@ -86,10 +78,7 @@ def test_refusal_text_is_a_refusal_at_any_end_but_a_cut(text, reason):
     ("reason", "schema", "text"),
     [
         ("abort", None, "text"),
-        ("error", LIST, GOOD),
         ("banana", ANYTHING, "[]"),
-        ("", None, None),
-        ("pause_turn", LIST, ""),
         (None, LIST, GOOD),
         ("a\ud800\n" * 500, None, "x"),
     ],
@@ -117,7 +106,6 @@ def test_good_end_without_text_is_an_empty_failure(schema):
     "reply",
     [
         Reply(None, "stop", reasoning="It is Paris."),
-        Reply(" ", "stop", reasoning="It is Paris."),
         Reply("<think>It is Paris.</think>\n", "stop"),
         Reply("It is Paris.\n</think>", "stop"),
     ],
@@ -163,14 +151,10 @@ def test_leading_thinking_becomes_reasoning(reply, schema, result):
 @pytest.mark.parametrize(
     "text",
     [
-        "Sure! The name is n.",
         "{'name': 'n', 'items': []}",
         '"name"',
-        "[]",
         '{"name": "n"}',
-        '{"name": 1, "items": []}',
         "```json\n{}\n```",
-        '{"outer": {"name": "n", "items": []}}',
         '"{\\"name\\": \\"n\\", \\"items\\": []}"',
     ],
 )
@@ -183,34 +167,11 @@ def test_what_does_not_fit_the_schema_is_invalid_with_words(text):
 
 
 @pytest.mark.parametrize(
-    ("text", "how"),
-    [
-        (GOOD, "plain"),
-        (json.dumps(json.loads(GOOD), indent=4), "plain"),
-        (f"```json\n{GOOD}\n```", "fence"),
-        (f"Sure:\n```\n{GOOD}\n```\nBye", "fence"),
-        (f"<think>x</think>{GOOD}", "think"),
-        (f"Here you are: {GOOD}", "prose"),
-        (GOOD.replace("]}", ",],}"), "repaired"),
-        ("\ufeff" + GOOD, "repaired"),
-    ],
-)
-def test_the_same_output_however_it_was_said(text, how):
-    verdict = evaluate(Reply(text, "stop"), LIST)
-    assert (verdict.status, verdict.how) == ("ok", how)
-    assert bytes(verdict.output) == b'{"name":"n","items":["a","b"]}'
-    assert verdict.value == json.loads(GOOD)
-
-
-@pytest.mark.parametrize(
     ("spec", "text", "value"),
     [
         ({"type": "integer"}, "42", 42),
-        ({"type": "integer"}, "```json\n42\n```", 42),
         ({"type": "boolean"}, " true\n", True),
-        ({"enum": ["yes", "no"]}, '"yes"', "yes"),
         ({"type": "null"}, "null", None),
-        ({"type": "array"}, "[1, 2]", [1, 2]),
         ({"type": "array"}, "Here: [1, 2]", [1, 2]),
     ],
 )
@@ -239,12 +200,6 @@ def test_numbers_that_json_does_not_have_are_text_and_then_judged():
     )
 
 
-def test_deep_answer_is_invalid_not_a_crash():
-    recursive = OutputSchema.load({"items": {"$ref": "#"}}, base=Path())
-    verdict = evaluate(Reply("[" * 100_000 + "]" * 100_000, "stop"), recursive)
-    assert verdict.status == "invalid" and "200 levels" in verdict.error
-
-
 def test_tool_calls_are_an_answer_where_the_request_offers_tools():
     for text, kept in ((None, None), ("", None), ("Let me see.", "Let me see.")):
         verdict = evaluate(Reply(text, "tool_calls", tool_calls=TOOL), None, tools=True)
@@ -255,14 +210,10 @@ def test_tool_calls_are_an_answer_where_the_request_offers_tools():
 
 
 def test_tool_calls_that_nobody_asked_for_are_no_answer():
-    for text in (None, "", " "):
-        verdict = evaluate(Reply(text, "tool_calls", tool_calls=TOOL), None)
-        assert (verdict.status, verdict.error_kind, verdict.passing) == (
-            "failed",
-            "bad_response",
-            True,
-        )
-        assert f"a tool that was not offered ({TOOL[0].name})" in verdict.error
+    verdict = evaluate(Reply(" ", "tool_calls", tool_calls=TOOL), None)
+    assert (verdict.status, verdict.error_kind) == ("failed", "bad_response")
+    assert verdict.passing
+    assert "a tool that was not offered (f)" in verdict.error
     beside = evaluate(Reply("It is 5.", "stop", tool_calls=TOOL), None)
     assert (beside.status, beside.text, beside.output) == ("ok", "It is 5.", None)
 
@@ -272,11 +223,3 @@ def test_tool_calls_do_not_fit_a_schema_and_do_not_mend_a_cut():
     assert (asked.status, asked.error_kind) == ("invalid", "schema")
     assert "tool call" in asked.error
     assert evaluate(Reply(None, "length", tool_calls=TOOL), None).status == "truncated"
-
-
-def test_violations_are_few_and_short_for_a_huge_bad_answer():
-    text = json.dumps({"name": 1, "items": ["x" * 100, 5] * 5000, "more": "y" * 10_000})
-    verdict = evaluate(Reply(text, "stop"), LIST)
-    assert verdict.status == "invalid"
-    assert all(len(line) <= 200 for line in verdict.violations)
-    assert len(verdict.error) <= 300

@@ -1,4 +1,3 @@
-import json
 import time
 
 import pytest
@@ -27,32 +26,12 @@ def found(text, accept=None):
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        (TEXT, OBJ),
-        ('"say {}"', "say {}"),
-        (
-            '{"t": "<think>no</think> ```json\\n{}``` {["}',
-            {"t": "<think>no</think> ```json\n{}``` {["},
-        ),
-        ('"\\u00e9\\ud83d\\ude00"', "é\U0001f600"),
-    ],
-)
-def test_whole_text_that_is_json_is_the_value(text, value):
-    assert found(text) == (value, "plain")
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
         (f"~~~json\n{TEXT}\n~~~", OBJ),
         (f"`{F}json\n{TEXT}\n{F}`", OBJ),
-        (f"{F}json {TEXT} {F}", OBJ),
-        (f"{F}json\r\n[1]\r\n{F}\r\n", [1]),
-        (f"{F}json\n5\n{F}", 5),
         (f'{F}json\n"positive"', "positive"),
         (f"{F}json\n{TEXT}", OBJ),
         (f'{F}json\n{{"code": "{F}py\\nx = [\\n{F}"}}\n{F}', {"code": f"{F}py\nx = [\n{F}"}),
         (f"Use {F}js\nlet x = [1;\n{F}\nthen\n{F}json\n{TEXT}\n{F}", OBJ),
-        (f"for x in [0, 1):\n{F}json\n{TEXT}\n{F}", OBJ),
         (f'{F}json\n{{"a": [1}}\n{F}\nSorry:\n{F}json\n{TEXT}\n{F}', OBJ),
     ],
 )
@@ -115,23 +94,16 @@ def test_prose_prefers_the_last_accepted_else_the_first():
 )
 def test_closed_thinking_is_passed_over(text):
     assert found(text, lambda value: True) == (OBJ, "think")
-
-
-def test_scalars_and_fences_after_thinking():
-    assert found("<think>x</think> 42") == (42, "think")
-    assert found('<think>x</think>\n"yes {"') == ("yes {", "think")
-    assert found(f"<think>[</think>\n{F}json\n{TEXT}\n{F}") == (OBJ, "fence")
+    assert found(text.replace(TEXT, f"\n{F}json\n{TEXT}\n{F}")) == (OBJ, "fence")
+    assert found(text.replace(TEXT, "42")) == (42, "think")
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        f"<think>{TEXT}",
         f"Sure. <think>{TEXT}",
         f"<think>a</think><think>{TEXT}",
-        f"<thinking>{TEXT}</think",
         f"[THINK]{TEXT}",
-        f"◁think▷{TEXT}",
         f"<|channel|>analysis<|message|>{TEXT}",
         f"{F}json\n<think>{TEXT}\n{F}",
     ],
@@ -141,31 +113,14 @@ def test_text_that_ends_inside_thinking_has_no_answer(text):
     assert "thinking" in why_not_json(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("\ufeff" + TEXT, OBJ),
-        ("\ufeff5", 5),
-        ('{"a": 1,}', OBJ),
-        (f"Sure:\n{F}json\n{{\n  // no\n}}\n{F}\n" + '{"a": 1,\n}', OBJ),
-        ('{"x": NaN}', {"x": "NaN"}),
-        ('"\\ud800"', "\\ud800"),
-        ('{"x": "\ud800"}', {"x": "\\ud800"}),
-        ('{"x": "two\nlines"}', {"x": "two\nlines"}),
-    ],
-)
-def test_mild_repairs_are_named(text, value):
-    assert found(text) == (value, "repaired")
-
-
 def test_words_for_why_there_is_no_value():
-    assert why_not_json('{"a": 1 "b": 2}') == (
-        "not JSON: Expecting ',' delimiter at line 1 column 9"
-    )
-    assert why_not_json("I'd rather\nnot") == (
-        'no JSON in the answer, which begins "I\'d rather not"'
-    )
+    malformed = "not JSON: Expecting ',' delimiter at line 1 column 9"
+    assert why_not_json('{"a": 1 "b": 2}') == malformed
+    prose = 'no JSON in the answer, which begins "I\'d rather not"'
+    assert why_not_json("I'd rather\nnot") == prose
     assert why_not_json('{"a": [1') == "the answer breaks off inside an object or array"
+    assert "200 levels" in malformed_at("[" * 100_000)
+    assert "4300 digits" in malformed_at("9" * 5000)
 
 
 @pytest.mark.parametrize(
@@ -173,15 +128,11 @@ def test_words_for_why_there_is_no_value():
     [
         "[" * 200_000,
         "[]" * 110_000,  # more values than are looked at
-        "see [1] and {x} " * 12_500,
         "[ \n```\n" * 30_000,
         "```json\n" * 25_000,
-        "~~~x ```y " * 2_000,
         "<think></think>" * 13_000,
         "[" + " " * 200_000 + ",",
-        "[1" + ", " * 100_000 + "]",
         '"' + "\\" * 200_000,
-        "`" * 200_000,
         "</think>" * 25_000,
     ],
     ids=lambda text: text[:8],
@@ -191,11 +142,6 @@ def test_junk_takes_linear_time(text):
     extract_json(text, lambda value: False)
     why_not_json(text)
     assert time.process_time() - started < 5  # a quadratic scan would take minutes
-
-
-def test_large_answer_in_prose_is_read_whole():
-    text = json.dumps([{"n": n, "t": "x" * 20} for n in range(2_000)])
-    assert len(extract_json(f"Here: {text} done").value) == 2_000
 
 
 @pytest.mark.parametrize("read", [decode_strict, decode_lenient])
@@ -219,7 +165,7 @@ def test_strict_reader_takes_only_json(text):
     ("text", "value"),
     [
         ("[1,]", [1]),
-        ('{"a": 1 , \n }', {"a": 1}),
+        ("[1 , \n ]", [1]),
         ('{"a": [1, {"b": 2,},],}', {"a": [1, {"b": 2}]}),
         ('{"a": ",]", "b": "x,}",}', {"a": ",]", "b": "x,}"}),
         ('{"a": "\\",]",}', {"a": '",]'}),
@@ -233,31 +179,11 @@ def test_strict_reader_takes_only_json(text):
 )
 def test_what_is_repaired(text, value):
     assert decode_lenient(text) == value
+    assert found("\ufeff" + text) == (value, "repaired")
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "[,]",
-        '{"a":,}',
-        "[1",
-        '{"a": 1',
-        '["a]',
-        "{'a': 1}",
-        '{"a": True}',
-        "{a: 1}",
-        "[1 2]",
-        "// c\n[1]",
-        "NaN",
-        "tru",
-        "",
-    ],
+    "text", ["[,]", '{"a":,}', "[1", '["a]', "{'a': 1}", "{a: 1}", "[1 2]", "// c\n[1]", "NaN", ""]
 )
 def test_nothing_else_is_repaired(text):
     assert decode_lenient(text) is NOT_JSON
-
-
-def test_words_for_malformed_text_name_line_and_column():
-    assert malformed_at('{"a": 1,\n "b" 2}') == "Expecting ':' delimiter at line 2 column 6"
-    assert "200 levels" in malformed_at("[" * 100_000)
-    assert "4300 digits" in malformed_at("9" * 5000)

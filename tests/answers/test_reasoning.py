@@ -7,19 +7,11 @@ from bagent.answers.reasoning import split_reasoning
     ("opening", "closing"),
     [
         ("<think>", "</think>"),
-        ("<THINK>", "</think>"),
         ('<think effort="high">', "</think >"),
         ("<thinking>", "</thinking>"),
-        ("<thought>", "</thought>"),
-        ("<reasoning>", "</reasoning>"),
         ("<seed:think>", "</seed:think>"),
         ("[THINK]", "[/THINK]"),
-        ("◁think▷", "◁/think▷"),
         ("<|channel|>analysis<|message|>", "<|end|>"),
-        (
-            "<|start|>assistant<|channel|>analysis<|message|>",
-            "<|end|><|start|>assistant<|channel|>final<|message|>",
-        ),
         ("<|channel|>analysis<|message|>", "<|channel|>final <|constrain|>json<|message|>"),
     ],
 )
@@ -32,11 +24,9 @@ def test_leading_thinking_is_parted_from_the_answer(opening, closing):
     ("text", "split"),
     [
         ("<think>still at it", ("still at it", "", False)),
-        ("[THINK]still at it", ("still at it", "", False)),
         ("<think>a</thinking> b", ("a</thinking> b", "", False)),  # another tag closes nothing
         # the template opened it
         ("first, then\n</think>\n\nParis", ("first, then", "Paris", True)),
-        ("first, then</think>", ("first, then", "", True)),
         ("<think>a</think>x <think>b</think> y", ("a", "x <think>b</think> y", True)),
         ("<|channel|>final<|message|>It is yes.", (None, "It is yes.", True)),
     ],
@@ -53,9 +43,7 @@ def test_only_what_is_closed_before_the_answer_is_parted(text, split):
         "Models write <think>…</think> first.",
         "use text.split('</think>')[1]\nto cut it",
         "The <think> tag opens, and this closes it:\n</think>\n",
-        "a < b </b>\n",
         "<answer>4</answer>",
-        "the </think> mark",
     ],
 )
 def test_other_text_is_left_as_it_is(text):
@@ -68,10 +56,8 @@ THOUGHT, ANSWER = "the user wants yes", "It is yes."
 @pytest.mark.parametrize(
     "form",
     [
-        "{0}</think>{1}",
         "{0}[/THINK]{1}",
         "{0}\nso </think> is a word\n</think>\n{1}",
-        "<think>\n{0}\n</think>\n<answer>\n{1}\n</answer>",
         "{0}\n</think>\n\n<response>\n{1}\n</response>\n",
         "Here is my thought process: {0} Here is my response: {1}",
         "<|channel|>analysis<|message|>{0}<|end|><|start|>assistant<|channel|>analysis<|message|>"

@@ -43,22 +43,13 @@ def test_long_answer_keeps_head_and_tail_within_the_bound():
     assert [truncate_middle("abcdef", size) for size in (3, 6, 0)] == ["abc", "abcdef", ""]
 
 
-@pytest.mark.parametrize("text", [None, "", " \n"])
+@pytest.mark.parametrize("text", [None, " \n"])
 def test_empty_answer_is_not_sent_back(text):
-    asked = retry_messages(MESSAGES, text, [], None)
+    array = OutputSchema.load({"type": "array"}, base=Path())
+    asked = retry_messages(MESSAGES, text, [], array)
     assert [message["role"] for message in asked] == ["system", "user", "user"]
     assert asked[-1]["content"].startswith("Your answer is not valid.\n")
-
-
-def test_what_goes_back_is_valid_utf8():
-    asked = retry_messages(MESSAGES, "a\ud800", ["/x: \udfff"], SCHEMA)
-    assert asked[2]["content"] == "a\ufffd"
-    assert "\ufffd" in asked[3]["content"]
-
-
-def test_other_kinds_of_json_are_asked_for_by_their_name():
-    array = OutputSchema.load({"type": "array"}, base=Path())
-    assert "only the JSON that" in retry_messages(MESSAGES, "x", ["w"], array)[-1]["content"]
+    assert "only the JSON that" in asked[-1]["content"]
 
 
 PARTS = [{"type": "text", "text": "You review."}]
@@ -66,24 +57,18 @@ TEXT = schema_instruction(SCHEMA)
 
 
 @pytest.mark.parametrize(
-    ("messages", "content"),
+    ("system", "content"),
     [
-        ([{"role": "system", "content": "You review."}, MESSAGES[1]], f"You review.\n\n{TEXT}"),
-        ([{"role": "developer", "content": "You review."}], f"You review.\n\n{TEXT}"),
-        ([{"role": "system", "content": ""}], TEXT),
-        ([{"role": "system", "content": None}], TEXT),
-        ([{"role": "system", "content": PARTS}], [*PARTS, {"type": "text", "text": TEXT}]),
+        ({"role": "developer", "content": "You review."}, f"You review.\n\n{TEXT}"),
+        ({"role": "system", "content": None}, TEXT),
+        ({"role": "system", "content": PARTS}, [*PARTS, {"type": "text", "text": TEXT}]),
     ],
 )
-def test_schema_stands_at_the_end_of_the_system_message(messages, content):
-    described = add_schema_instruction(messages, SCHEMA)
-    assert described == [messages[0] | {"content": content}, *messages[1:]]
-
-
-def test_system_message_is_made_where_the_first_is_none():
-    for messages in ([], [MESSAGES[1]], [MESSAGES[1], MESSAGES[0]]):
-        system = {"role": "system", "content": TEXT}
-        assert add_schema_instruction(messages, SCHEMA) == [system, *messages]
+def test_schema_stands_at_the_end_of_the_system_message(system, content):
+    described = add_schema_instruction([system, MESSAGES[1]], SCHEMA)
+    assert described == [system | {"content": content}, MESSAGES[1]]
+    made = add_schema_instruction(MESSAGES[1:], SCHEMA)
+    assert made == [{"role": "system", "content": TEXT}, MESSAGES[1]]
 
 
 def test_given_messages_are_left_alone():

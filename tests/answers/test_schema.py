@@ -3,7 +3,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from bagent.answers.schema.schema import FORMATS, OutputSchema
@@ -85,25 +84,18 @@ def test_words_that_ask_for_nothing_are_told_once_with_the_keyword_that_is_meant
 
 def test_file_and_inline_give_the_same_schema(tmp_path):
     spec = {"type": "object", "properties": {"é": {"type": "string"}}}
-    (tmp_path / "s.json").write_text(json.dumps(spec), encoding="utf-8")
-    from_file = load(Path("s.json"), tmp_path)
+    text = json.dumps(spec, ensure_ascii=False, indent=1).replace("\n", "\r\n")
+    (tmp_path / "s.json").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    from_file = load(tmp_path / "s.json", Path("/nowhere"))
     assert from_file.document == load(spec).document == spec
     assert from_file.text == '{"type":"object","properties":{"é":{"type":"string"}}}'.encode()
     assert json.loads(from_file.pretty) == spec and "\n" in from_file.pretty
-    assert msgspec.json.decode(from_file.text) == spec
-
-
-def test_an_absolute_path_a_byte_order_mark_and_crlf_are_fine(tmp_path):
-    (tmp_path / "s.json").write_bytes(b'\xef\xbb\xbf{\r\n"type": "string"}\r\n')
-    assert load(tmp_path / "s.json", Path("/nowhere")).document == {"type": "string"}
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"\xff\xfe{\0}\0", ": the file is UTF-16 (save it as UTF-8)"),
         ('{"a": 1}'.encode("utf-16-le"), ": the file is UTF-16 (save it as UTF-8)"),
-        ('{"a": 1}'.encode("utf-16-be"), ": the file is UTF-16 (save it as UTF-8)"),
         (b'{\n"a": "\xe9"}', ":2:7: not UTF-8 (byte 0xe9)"),
     ],
 )
@@ -117,28 +109,16 @@ def test_other_encodings_are_named(tmp_path, data, message):
     [
         ('{\n  "type": "string",\n}', ":3:1: not JSON"),
         ("", ": the file is empty"),
-        (" \n", ": the file is empty"),
-        ("type: string", ":1:1: not JSON"),
         ('{"minimum": NaN}', ": NaN is not JSON"),
         ("[1]", ": a schema is an object"),
-        ('"x"', ": a schema is an object"),
-        ("null", ": a schema is an object"),
         ("[" * 5000 + "]" * 5000, ": nested deeper"),
-        ('{"not": ' * 300 + "{}" + "}" * 300, ": nested deeper"),
-        (f'{{"minimum": {"9" * 5000}}}', ": not JSON"),
     ],
 )
 def test_broken_files_are_named_with_their_place(tmp_path, text, words):
     (tmp_path / "s.json").write_text(text)
     assert failing(Path("s.json"), tmp_path).startswith(f"{tmp_path / 's.json'}{words}")
-
-
-def test_missing_file_and_folder(tmp_path):
-    assert failing(Path("no.json"), tmp_path) == (
-        f"{tmp_path / 'no.json'}: the schema file is not there"
-    )
-    (tmp_path / "d").mkdir()
-    assert "is not a file" in failing(Path("d"), tmp_path)
+    assert failing(Path("no.json"), tmp_path).endswith("no.json: the schema file is not there")
+    assert "is not a file" in failing(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +126,6 @@ def test_missing_file_and_folder(tmp_path):
     [
         ({"type": "strin"}, "#/type: 'strin' is not one of ['array', 'boolean'"),
         ({"properties": {"a": {"type": 5}}}, "#/properties/a/type: 5 is not one of"),
-        ({"properties": []}, "#/properties: [] is not of type 'object'"),
         ({"properties": {"a/b": {"minLength": -1}}}, "#/properties/a~1b/minLength: -1 is less"),
         ({"anyOf": []}, "#/anyOf: [] should be non-empty"),
         ({"pattern": "a("}, '#/pattern: "a(" is not a "regex"'),
@@ -176,7 +155,7 @@ def test_a_closed_object_that_requires_what_it_does_not_allow_is_refused():
 
 @pytest.mark.parametrize(
     "uri",
-    ["http://json-schema.org/draft-03/schema#", "http://127.0.0.1:9/mine", "draft-07", 7, None, ""],
+    ["http://json-schema.org/draft-03/schema#", "http://127.0.0.1:9/mine", "draft-07", 7],
 )
 def test_unknown_draft_is_refused_with_the_known_ones(uri):
     message = failing({"$schema": uri})
@@ -184,10 +163,9 @@ def test_unknown_draft_is_refused_with_the_known_ones(uri):
 
 
 @pytest.mark.parametrize(
-    "uri",
-    [*DRAFTS, DRAFTS[2].rstrip("#"), DRAFTS[4] + "#", "https://json-schema.org/draft-07/schema#"],
+    "uri", [DRAFTS[2].rstrip("#"), DRAFTS[4] + "#", "https://json-schema.org/draft-07/schema#"]
 )
-def test_all_drafts_are_known_by_their_usual_spellings(uri):
+def test_drafts_are_known_by_their_usual_spellings(uri):
     schema = load({"$schema": uri, "type": "integer"})
     assert schema.accepts(3) and not schema.accepts("3")
     assert schema.document["$schema"] == uri
@@ -202,21 +180,12 @@ def test_drafts_differ_as_they_should():
 
 
 def test_inline_schema_must_be_json():
-    assert failing({"properties": {1: {}}}) == (
-        "#/properties: the key 1 is not text (put it in quotes)"
-    )
-    assert failing({"properties": [{"x": {None: 1}}]}).startswith("#/properties/0/x: the key None")
+    message = "#/properties/0/x: the key 1 is not text (put it in quotes)"
+    assert failing({"properties": [{"x": {1: {}}}]}) == message
     assert "is not JSON" in failing({"const": object()})
     loop = {"properties": {}}
     loop["properties"]["self"] = loop
     assert "nested deeper" in failing(loop)
-
-
-def test_inline_schema_is_not_changed_by_loading():
-    spec = {"$defs": {"a": {"$id": "a", "type": "string"}}, "$ref": "a"}
-    before = json.dumps(spec)
-    load(spec)
-    assert json.dumps(spec) == before
 
 
 GOOD_AND_BAD = {
@@ -255,12 +224,10 @@ def test_every_format_is_checked_in_every_draft(draft):
         assert schema.explain({name: bad})[0].startswith(f"/{name}: ")
 
 
-@pytest.mark.parametrize("name", ["banana", "Date", ""])
-def test_unknown_format_is_a_warning_with_its_place(name):
-    schema = load({"$defs": {"unused": {"items": {"format": name}}}})
-    assert schema.warnings == (
-        f'format "{name}" is unknown and not checked (#/$defs/unused/items)',
-    )
+def test_unknown_format_is_a_warning_with_its_place():
+    schema = load({"$defs": {"unused": {"items": {"format": "Date"}}}})
+    warning = 'format "Date" is unknown and not checked (#/$defs/unused/items)'
+    assert schema.warnings == (warning,)
     assert schema.accepts("anything")
 
 
@@ -272,32 +239,14 @@ def test_repeated_key_in_a_file_is_a_warning(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "value",
-    [
-        2**70,
-        -(2**70),
-        10**400,
-        float("nan"),
-        float("inf"),
-        1e308,
-        "\ud800",
-        {"\ud800": ["\udfff", float("-inf")]},
-        {"a": (1, 2)},
-        "NaN",
-        "",
-        None,
-    ],
+    "value", [2**70, 10**400, float("nan"), 1e308, {"\ud800": ["\udfff"]}, {"a": (1, 2)}, "", None]
 )
 def test_odd_values_never_raise(value):
     for spec in (True, False, {"type": "integer"}, {"enum": [1, "a"]}, {"type": "object"}):
         schema = load(spec)
-        if schema.accepts(value):
-            assert schema.explain(value) == []
-        else:
-            words = schema.explain(value)
-            assert words
-            for line in words:
-                line.encode()
+        lines = schema.explain(value)
+        assert schema.accepts(value) is not bool(lines)
+        "".join(lines).encode()
 
 
 def test_values_that_no_server_should_send_are_refused_at_once():
@@ -313,12 +262,6 @@ def test_values_that_no_server_should_send_are_refused_at_once():
     evil = load({"pattern": "^(?=a)(a+)+$"})
     assert not evil.accepts("a" * 50 + "b")
     assert evil.explain("a" * 50 + "b")
-
-
-def test_explaining_a_huge_answer_is_quick_and_bounded():
-    schema = load({"items": {"properties": {"x": {"type": "string"}}}})
-    words = schema.explain([{"x": 1}] * 100_000)
-    assert words == ['/0/x: 1 is not of type "string"']
 
 
 def test_a_run_needs_only_light_imports():
@@ -354,27 +297,19 @@ def test_a_reference_to_an_official_metaschema_needs_no_network(draft):
 
 
 @pytest.mark.parametrize(
-    ("spec", "value", "theirs"),
+    ("spec", "value", "valid"),
     [
-        # decimal multiples: exact decimals here, binary floats there
-        ({"multipleOf": 0.1}, 0.3, False),
-        ({"multipleOf": 0.01}, 4.35, False),
-        # patterns: ECMA-262 here, Python's re there
-        ({"pattern": "^a$"}, "a\n", True),
-        ({"pattern": r"^\d$"}, "٣", True),
-        ({"pattern": r"^\w$"}, "é", True),
-        ({"format": "email"}, "a b@example.org", True),
-        ({"format": "regex"}, "(?P<x>a)", True),
+        # Multiples are exact decimals, patterns those of ECMA-262; jsonschema judges otherwise.
+        ({"multipleOf": 0.1}, 0.3, True),
+        ({"pattern": "^a$"}, "a\n", False),
+        ({"pattern": r"^\d$"}, "٣", False),
+        ({"format": "email"}, "a b@example.org", False),
+        ({"format": "regex"}, "(?P<x>a)", False),
     ],
 )
-def test_where_jsonschema_judges_otherwise_it_does_not_decide(spec, value, theirs):
-    """An upgrade of either that changes what users of ``jsonschema`` should expect is seen here."""
-    import jsonschema
-
-    validator = jsonschema.Draft202012Validator
-    assert validator(spec, format_checker=validator.FORMAT_CHECKER).is_valid(value) is theirs
-    assert load(spec).accepts(value) is not theirs
-    assert bool(load(spec).explain(value)) is theirs
+def test_where_jsonschema_judges_otherwise_it_does_not_decide(spec, value, valid):
+    assert load(spec).accepts(value) is valid
+    assert bool(load(spec).explain(value)) is not valid
 
 
 @pytest.mark.parametrize("pattern", [r"a\Z", r"(?a:x)"])

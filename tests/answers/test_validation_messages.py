@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from bagent.answers.messages import MAX_WORDS, pointer, shorten
+from bagent.answers.messages import MAX_WORDS
 from bagent.answers.schema.schema import OutputSchema
 
 REVIEW = {
@@ -33,14 +33,12 @@ def explain(spec, value, limit=5):
     ("value", "words"),
     [
         ({"name": "nn"}, '/: "findings" is a required property'),
-        ([1], '/: [1] is not of type "object"'),
         ({"name": "nn", "findings": [], "z": 1}, "/: Additional properties are not allowed"),
         ({"name": 5, "findings": []}, '/name: 5 is not of type "string"'),
         (
             {"name": "nn", "findings": [{"severity": "hgih"}]},
             '/findings/0/severity: "hgih" is not one of ["low", "high", null]',
         ),
-        ({"name": "nn", "findings": [], "when": "tomorrow"}, '/when: "tomorrow" is not a "date-'),
         ({"name": "nn", "findings": [], "p": "b"}, '/p: "b" does not match "^a+$"'),
         ({"name": "nn", "findings": [], "n": 1}, "/n: 1 is less than the minimum of 3"),
     ],
@@ -69,22 +67,13 @@ def test_every_line_is_short_and_keeps_the_reason():
     assert any("longer than 3 characters" in line for line in lines)
 
 
-SHAPES = {
-    "anyOf": [
-        {
-            "required": ["kind", "r"],
-            "properties": {"kind": {"const": "circle"}, "r": {"type": "number"}},
-        },
-        {
-            "required": ["kind", "w", "h"],
-            "properties": {
-                "kind": {"const": "box"},
-                "w": {"type": "number"},
-                "h": {"type": "number"},
-            },
-        },
-    ]
-}
+def shape(name, *sizes):
+    """An object of this kind with these numbers."""
+    numbers = {size: {"type": "number"} for size in sizes}
+    return {"required": ["kind", *sizes], "properties": {"kind": {"const": name}, **numbers}}
+
+
+SHAPES = {"anyOf": [shape("circle", "r"), shape("box", "w", "h")]}
 
 
 @pytest.mark.parametrize(
@@ -96,25 +85,10 @@ SHAPES = {
             [{"kind": "circle", "r": None}],
             '/0/r: null is not of type "number"',
         ),
-        (
-            {"oneOf": [{"const": 1}, {"const": 2}]},
-            3,
-            "/: 3 is not valid under any of the schemas",
-        ),
+        ({"oneOf": [{"const": 1}, {"const": 2}]}, 3, "/: 3 is not valid under any of the schemas"),
         ({"oneOf": [{"type": "integer"}, {"minimum": 1}]}, 3, "/: 3 is valid under more than one"),
     ],
 )
 def test_of_several_branches_the_nearest_is_explained(spec, value, words):
     [line] = explain(spec, value)
     assert line.startswith(words)
-
-
-def test_pointer_is_escaped():
-    assert pointer(["a/b", "c~d", 0]) == "/a~1b/c~0d/0"
-    assert pointer([]) == ""
-
-
-def test_shorten_leaves_out_the_middle():
-    assert shorten("abc\n  def") == "abc def"
-    short = shorten("a" * 300 + "z" * 300, 50)
-    assert len(short) == 50 and short[0] == "a" and short[-1] == "z" and "..." in short
