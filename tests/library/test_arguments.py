@@ -27,17 +27,19 @@ def frame() -> pandas.DataFrame:
     return pandas.DataFrame({"review_id": ["a", "b"], "text": ["x", "y"]})
 
 
-@pytest.fixture(autouse=True)
-def in_job_dir(job_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(job_dir)
-
-
 def test_values_that_are_no_rows_are_refused_with_their_form(frame: pandas.DataFrame) -> None:
     import pyarrow
 
-    no_rows: list[Any] = [frame["text"], ["x", "y"], pyarrow.array(["x"]), [1, 2]]
-    for values in no_rows:
-        with pytest.raises(UsageError, match=r'rows=\[\{"text": value\} for value in values\]'):
+    one_each = r'rows=\[\{"text": value\} for value in values\]'
+    some = "rows are a list of dicts or a table"
+    twice = frame.set_axis(["a", "a"], axis=1)
+    no_rows: list[tuple[Any, str]] = [
+        *((values, one_each) for values in (frame["text"], ["x"], pyarrow.array(["x"]), [1])),
+        *((values, some) for values in ("rows.jsonl", {"id": 1}, 3)),
+        (twice, "two columns of the rows have the name 'a'"),
+    ]
+    for values, message in no_rows:
+        with pytest.raises(UsageError, match=message):
             bagent.run("job.yaml", rows=values)
 
 
@@ -48,7 +50,6 @@ def test_options_in_one_text_are_refused_with_the_list_to_write(options: Any) ->
 
 
 def test_numbers_and_paths_may_be_options(fs: Any, job_dir: Path) -> None:
-    fs.set_script({"*": [ok("fine")]})
     job = write_job(job_dir, fs.url, 3)
     options: Any = ["--limit", 2, "--set=prompt.user=Say {{ text }}", "-i", Path("rows.jsonl")]
     assert len(list(bagent.run(job, options=options))) == 2
@@ -63,7 +64,6 @@ def test_progress_that_is_no_function_is_refused_at_once() -> None:
 @pytest.mark.parametrize(
     ("keys", "place"),
     [
-        ({"promt": "x"}, r"job: promt: unknown key promt "),
         ({"prompt": "{{ txt }}"}, r"job: prompt\.user: txt is not in the first row "),
         ({"id": "name"}, r"job: id: no field 'name' in the first row "),
         ({"prompt": {"user": "{{ text }}", "sytem": "x"}}, r"job: prompt\.sytem: "),
@@ -90,7 +90,7 @@ def test_a_job_of_another_type_is_refused_at_once(call: Any, message: str) -> No
         call()
 
 
-def test_a_pydantic_model_is_an_output_schema(fs: Any, job_dir: Path) -> None:
+def test_a_pydantic_model_is_an_output_schema(fs: Any) -> None:
     class Review(pydantic.BaseModel):
         label: Literal["wet", "dry"]
 
@@ -143,13 +143,14 @@ def test_options_in_messages_are_arguments_in_python(text: str, python: str) -> 
     assert in_python(text) == python
 
 
-def test_a_wrong_option_is_named_as_in_python(job_dir: Path) -> None:
+def test_a_wrong_option_is_named_as_in_python() -> None:
     run = bagent.run({"backend": "sim", "prompt": "x"}, rows=rows(1), options=["--backend", "foo"])
     with pytest.raises(UsageError, match=r'^options=\["--backend"\]: unknown backend foo '):
         list(run)
+    assert run.exit_code == 2
 
 
-def test_a_server_that_is_down_names_the_option_to_wait(job_dir: Path) -> None:
+def test_a_server_that_is_down_names_the_option_to_wait() -> None:
     job = {"backend": "http://127.0.0.1:9", "prompt": "{{ text }}"}
     with pytest.raises(bagent.errors.BagentError, match=r'options=\["--wait-hosts", "10m"\]'):
         list(bagent.run(job, rows=rows(1), options=["--wait-hosts", "0.1s"]))
@@ -172,21 +173,18 @@ def test_a_column_that_names_the_rows_is_known_by_its_name_and_values(
 
 
 def test_the_column_that_would_name_the_rows_is_told_once(
-    fs: Any, job_dir: Path, caplog: pytest.LogCaptureFixture, frame: pandas.DataFrame
+    dict_job: dict[str, Any], caplog: pytest.LogCaptureFixture, frame: pandas.DataFrame
 ) -> None:
-    fs.set_script({"*": [ok("fine")]})
-    job = {"backend": f"{fs.url}/v1", "model": "m", "prompt": "{{ text }}"}
-    list(bagent.run(job, rows=frame))
+    list(bagent.run(dict_job, rows=frame))
     message = "rows are named by their content; `id: review_id` names them by that column"
     assert caplog.messages.count(message) == 1
     caplog.clear()
-    results = list(bagent.run(job | {"id": "review_id", "name": "named"}, rows=frame))
+    results = list(bagent.run(dict_job | {"id": "review_id", "name": "named"}, rows=frame))
     assert {result.id for result in results} == {"a", "b"}
     assert message not in caplog.messages
 
 
 def test_a_mistyped_table_is_named_with_the_nearest(fs: Any, job_dir: Path) -> None:
-    fs.set_script({"*": [ok("fine")]})
     list(bagent.run(write_job(job_dir, fs.url, 1)))
     with pytest.raises(UsageError, match=r"answer: no such table or view .did you mean answers"):
         bagent.open_run("job").rows("answer")

@@ -12,11 +12,6 @@ from bagent.errors import UsageError
 from support.stored_runs import make_run, stored
 
 
-@pytest.fixture(autouse=True)
-def in_job_dir(job_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(job_dir)
-
-
 @pytest.fixture
 def read(job_dir: Path) -> Any:
     failed = {"status": "failed", "error_kind": "timeout", "text": None}

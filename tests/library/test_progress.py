@@ -11,15 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from bagent import open_run, run
+from bagent import run
 from bagent.errors import StoppedEarly
 from bagent.library.progress import NotebookProgress, notebook_display
 from bagent.observe.counters import RunCounters
-from bagent.runs.run_state import describe
-from bagent.store.run_dir import RunDir
 from bagent.types import FeedStats, FleetStats
 from support.jobs import rows, write_job
-from support.replies import ok
 
 
 def state(ended: bool = False) -> dict[str, Any]:
@@ -75,10 +72,7 @@ def test_only_a_notebook_is_shown_to_as_one(monkeypatch: pytest.MonkeyPatch) -> 
         assert notebook_display() == found
 
 
-def test_states_count_the_rows_that_a_program_gives_before_a_server_answers(
-    job_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(job_dir)
+def test_states_count_the_rows_that_a_program_gives_before_a_server_answers() -> None:
     states: list[dict[str, Any]] = []
     job = {"backend": "http://127.0.0.1:9", "prompt": "{{ text }}"}
     options = ["--wait-hosts", "0.1s", "--limit", "3"]
@@ -89,23 +83,8 @@ def test_states_count_the_rows_that_a_program_gives_before_a_server_answers(
 
 
 def test_no_state_comes_twice(fs: Any, job_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(job_dir)
     monkeypatch.setattr("bagent.observe.progress.FIRST_S", 0.0)
-    fs.set_script({"*": [ok("fine")]})
     states: list[dict[str, Any]] = []
     list(run(write_job(job_dir, fs.url, 3), on_progress=states.append))
     assert states[-1]["ok"] == 3
     assert all(a != b for a, b in pairwise(states))
-
-
-def test_the_speed_of_a_run_is_the_one_that_status_prints(
-    fs: Any, job_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(job_dir)
-    fs.set_script({"*": [ok("fine")]})
-    list(run(write_job(job_dir, fs.url, 3)))
-    opened = open_run("job")
-    state = describe(RunDir(opened.path), lambda _: None)
-    speed = opened.summary().rows_per_second
-    assert speed is not None
-    assert round(speed, 3) == state["rows_per_s"]
