@@ -144,11 +144,11 @@ def _resume(advice: Advice, by_kind: Mapping[str, int]) -> Iterator[tuple[str, s
     failed = _sent_after_repair(advice, by_kind)
     if not failed:
         command = _resume_command(advice.command)
-        same = "the same"
         if advice.action == MORE_BUDGET:
-            command, same = [*_without(command, ("--budget",)), "--budget", "MORE"], "this"
+            command = [*_without(command, ("--budget",)), "--budget", "MORE"]
         elif _WAIT[0] in advice.action and _WAIT[0] not in command:
-            command, same = [*command, *_WAIT], "this"
+            command = [*command, *_WAIT]
+        same = "the same" if command == list(advice.command) else "this"
         yield "advice", f"{same} {advice.noun}{advice.piped} resumes where the run stopped"
         yield "next", command_text(command)
         return

@@ -123,6 +123,11 @@ def text(tally: RunCounters, make: Any, end: EndInfo, **parts: Any) -> str:
     [
         (info(0), ["next        bagent results genes | head"]),
         (info(0, run="my genes"), ["next        bagent results 'my genes' | head"]),
+        (
+            info(75, command=["bagent", "run", "my job.yaml", "--fresh", "--limit", "3"]),
+            [THIS_ONE, "next        bagent run 'my job.yaml' --limit 3"],
+        ),
+        (info(75, command=[*COMMAND.split(), "--on-change", "fresh"]), [THIS_ONE, RESUME[1]]),
         (info(75, reason="deadline"), RESUME),
         (
             info(76, reason="budget spent", action="raise limits.budget_usd (now 5.00)"),
