@@ -23,12 +23,7 @@ SECOND = {"kind": "map", "name": "second", "prompt": "two id={{ id }} <{{ first 
 
 
 def test_a_stage_has_tools_of_its_own(tmp_path):
-    tool = {
-        "command": ["echo", "{word}"],
-        "name": "say",
-        "description": "Say a word.",
-        "parameters": {"type": "object", "properties": {"word": {"type": "string"}}},
-    }
+    tool = {"command": ["echo", "{word}"], "name": "say", "description": "Say a word."}
     call = tool_call("say", msgspec.json.encode({"word": "hello"}).decode())
     stages = [FIRST, {**SECOND, "agent": {"tools": [tool]}}]
     server = run_scripted(tmp_path, 1, stages, script={"r1": [echo(), ok_tools(call), ok("said")]})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from support.jobs import results_by_id, write_job
-from support.replies import echo, status
+from support.replies import echo
 from support.stage_jobs import NO_TABLES, RUN
 
 SAME = [{"id": f"r{n}", "text": "same"} for n in range(1, 7)]
@@ -35,14 +35,6 @@ def test_an_answer_to_an_earlier_prompt_is_not_copied(fs, job_dir, bagent):
     assert bagent([*RUN, "--on-change", "continue"]).code == 0
     assert [request.prompts[0] for request in fs.requests] == ["say same", "now say same"]
     assert sources(job_dir) == [None, "r1", None, "r3", "r3", "r3"]
-
-
-def test_a_failure_is_not_copied_by_a_later_start(fs, job_dir, bagent):
-    fs.set_script({"*": [status(400), echo()]})
-    write_job(job_dir, fs.url, SAME, prompt=PROMPT, results=NO_TABLES)
-    assert bagent([*RUN, "--limit", "1"]).code == 1
-    assert bagent(RUN).code == 1
-    assert sources(job_dir) == [None, None, *["r2"] * 4]
 
 
 @pytest.mark.parametrize("keys", [{"dedupe": False}, {"sampling": {"temperature": 1}}])

@@ -33,15 +33,6 @@ def by_stage(folder):
     return sorted((row["stage"], row["id"], row["text"]) for row in results(folder))
 
 
-def test_failures_of_a_row_that_left_the_input_count_no_more(tmp_path):
-    script = {"bad": [status(400)], "*": [echo()]}
-    before, after = rows(r1="a", bad="b", r3="c"), rows(r1="a", r3="c")
-    first, second, sent = run_twice(tmp_path, before, after, STEPS, script)
-    assert (first.code, second.code, sent) == (1, 0, 0), second.err
-    assert "rows        2 rows: 2 ok, 0 failed" in second.err
-    assert {name for _, name, _ in by_stage(tmp_path)} == {"r1", "r3"}
-
-
 def test_a_row_that_was_edited_and_moved_is_replaced_in_all_stages(tmp_path):
     after = rows(new="n", r1="a", r2="EDITED")
     first, second, sent = run_twice(tmp_path, rows(r1="a", r2="b"), after, STEPS)

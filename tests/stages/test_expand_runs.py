@@ -6,59 +6,31 @@ import json
 
 from support.cli import run_bagent
 from support.fake_server import FakeServer
-from support.jobs import journal_lines, results
+from support.jobs import results
 from support.replies import echo, ok_json
-from support.stage_jobs import RUN, outcomes, run_scripted, run_stages, texts
+from support.stage_jobs import RUN, outcomes, run_scripted, run_stages
 
 PLAN_SCHEMA = {"type": "object", "properties": {"parts": {"type": "array"}}, "required": ["parts"]}
-PLAN = {
-    "kind": "map",
-    "name": "plan",
-    "prompt": "plan id={{ id }}",
-    "output": {"schema": PLAN_SCHEMA},
-}
+PLAN = {"kind": "map", "name": "plan", "prompt": "plan id={{ id }}"}
 EXPAND = {"kind": "expand", "name": "part", "items": "plan.parts"}
 WORK = {"kind": "map", "name": "work", "prompt": "work on {{ part.title }} of {{ text }}"}
 
 
-def test_the_items_of_an_answer_become_rows(tmp_path):
-    plan = ok_json({"parts": [{"title": "A"}, {"title": "B"}]})
-    run_scripted(tmp_path, 1, [PLAN, EXPAND, WORK], script={"r1": [plan], "*": [echo()]})
-    assert texts(tmp_path, "work") == {
-        "r1/0": "work on A of text number 1",
-        "r1/1": "work on B of text number 1",
-    }
-    assert [line["output"] for line in outcomes(tmp_path, "part")] == [
-        {"title": "A"},
-        {"title": "B"},
-    ]
-    assert outcomes(tmp_path, "work")[0]["parents"][0].startswith("part:r1/")
-    tries = [line for line in journal_lines(tmp_path / "runs" / "job") if "group_size" in line]
-    assert sorted(line["id"] for line in tries) == ["r1", "r1/0", "r1/1"]
-
-
 def test_an_answer_without_a_list_is_a_failed_row_with_words(tmp_path):
+    plan = {**PLAN, "output": {"schema": PLAN_SCHEMA}}
     with FakeServer({"r1": [ok_json({"parts": []})], "*": [echo()]}) as server:
-        run_stages(tmp_path, server.url, 1, [PLAN, EXPAND, {**WORK, "on_failure": "drop"}])
+        run_stages(tmp_path, server.url, 1, [plan, EXPAND, {**WORK, "on_failure": "drop"}])
     [part] = outcomes(tmp_path, "part")
     assert (part["status"], part["error"]) == ("failed", "the list of items is empty")
 
 
 def test_a_long_text_is_cut_and_reduced_by_its_row(tmp_path):
     rows = [{"id": name, "text": " ".join(f"{name}{n}" for n in range(200))} for name in "ab"]
+    split = {"field": "text", "tokens": 200, "overlap": 20}
     stages = [
-        {
-            "kind": "expand",
-            "name": "piece",
-            "split": {"field": "text", "tokens": 200, "overlap": 20},
-        },
+        {"kind": "expand", "name": "piece", "split": split},
         {"kind": "map", "name": "read", "prompt": "read: {{ text }}"},
-        {
-            "kind": "reduce",
-            "name": "all",
-            "by": "id",
-            "prompt": "all {{ id }} {{ n }}\n{{ responses }}",
-        },
+        {"kind": "reduce", "name": "all", "by": "id", "prompt": "all {{ id }}\n{{ responses }}"},
     ]
     run_scripted(tmp_path, rows, stages)
     finals = outcomes(tmp_path, "all")
@@ -71,17 +43,11 @@ def test_a_long_text_is_cut_and_reduced_by_its_row(tmp_path):
 
 
 def test_an_answer_that_gives_no_rows_is_not_processed_and_may_be_mended(tmp_path):
-    whole = {
-        "kind": "reduce",
-        "name": "whole",
-        "by": "id",
-        "prompt": "all {{ n }}: {{ responses }}",
-    }
+    whole = {"kind": "reduce", "name": "whole", "by": "id", "prompt": "all {{ responses }}"}
     more = {"kind": "map", "name": "more", "prompt": "more {{ work }}"}
     rows = [{"id": "r1", "text": "t"}]
     bad, good = ok_json({"parts": "A"}), ok_json({"parts": [{"title": "A"}]})
-    schema = {"type": "object", "properties": {"parts": {"type": "array"}}, "required": ["parts"]}
-    plan = {**PLAN, "output": {"schema": schema, "retries": 0}}
+    plan = {**PLAN, "output": {"schema": PLAN_SCHEMA, "retries": 0}}
     with FakeServer({"r1": [bad, good], "*": [echo()]}) as server:
         done = run_stages(tmp_path, server.url, rows, [plan, EXPAND, WORK, more, whole])
         assert len(server.requests) == 1

@@ -50,17 +50,10 @@ def test_failed_answers_are_left_out_counted_and_exit_with_1(tmp_path, topology,
     assert f"stage {last} left out {failed} rows" in again.err
 
 
-@pytest.mark.parametrize(
-    "topology",
-    [
-        {"name": "judge", "judge": JUDGE, "on_failure": "include"},
-        {"name": "judge", "judge": JUDGE | {"on_failure": "include"}, "on_failure": "stop"},
-    ],
-    ids=["topology", "the part goes before the topology"],
-)
-def test_include_is_a_choice_of_the_topology_or_of_a_part(tmp_path, topology):
+def test_include_is_a_choice_of_a_part_before_that_of_the_topology(tmp_path):
+    judge = JUDGE | {"on_failure": "include"}
     with FakeServer({"r1": [CUT], "*": [echo()]}, allow_faults=True) as server:
-        done = run(tmp_path, server, topology)
+        done = run(tmp_path, server, {"name": "judge", "judge": judge, "on_failure": "stop"})
     assert done.code == 0, done.err
     assert len(outcomes(tmp_path, "judge")) == 4
     assert "left out" not in done.err
@@ -101,8 +94,7 @@ def test_truncated_answers_that_a_job_accepts_are_answers_for_later_stages(
     assert "left out" not in done.err
     assert any(seen in prompt for prompt in prompts), prompts
     if topology["name"] == "self_consistency":
-        votes = outcomes(tmp_path, "vote")
-        assert [row["output"]["failed"] for row in votes] == [0] * 4
+        assert [row["output"]["failed"] for row in outcomes(tmp_path, "vote")] == [0] * 4
 
 
 LEAF = {"kind": "map", "name": "leaf", "prompt": "leaf id={{ id }} {{ text }}"}
@@ -129,27 +121,6 @@ def test_what_was_made_of_a_failure_is_made_again_once_it_is_mended(tmp_path):
     assert '"failed"' not in last["text"]
     assert "more <leaf id=r3" in last["text"].replace("\\", "")
     assert len(current(tmp_path, "sum")) == 3
-
-
-def test_a_vote_is_counted_again_where_an_answer_was_mended(tmp_path):
-    script = {"r1": [ok("no"), status(400), status(400), ok("yes"), ok("yes")]}
-    with FakeServer(script, allow_faults=True) as server:
-        write_job(
-            tmp_path,
-            server.url,
-            1,
-            prompt="id={{ id }}",
-            topology="self_consistency",
-            answers=3,
-            dedupe=False,
-            results=NO_TABLES,
-            limits={"concurrency": 1},
-        )
-        assert run_bagent(RUN, tmp_path).code == 1
-        assert [row["output"]["winner"] for row in current(tmp_path, "vote")] == ["no"]
-        assert run_bagent([*RUN, "--retry", "all"], tmp_path).code == 0
-    [vote] = current(tmp_path, "vote")
-    assert (vote["output"]["winner"], vote["output"]["failed"]) == ("yes", 0)
 
 
 def test_groups_that_changed_leave_no_old_answer_behind(tmp_path):

@@ -40,14 +40,9 @@ def test_what_a_section_wrote_stands_where_it_fails_later_and_nothing_is_no_boar
 
 def test_a_board_fits_the_context_however_much_is_written(tmp_path):
     script = {"*": [ok("word " * 900), ok("x" * 9000), canned()]}
-    server = run_scripted(
-        tmp_path,
-        1,
-        [board("a", "b", "c", rounds=3)],
-        batching={"mode": "single"},
-        script=script,
-        options={"max_model_len": 900, "flavour": "vllm"},
-    )
+    options = {"max_model_len": 900, "flavour": "vllm"}
+    talk = board("a", "b", "c", rounds=3)
+    server = run_scripted(tmp_path, 1, [talk], script, options=options, batching={"mode": "single"})
     prompts = [prompt for seen in server.requests for prompt in seen.prompts]
     assert len(prompts) == 9
     assert all(len(prompt) * 0.4 + 64 <= 900 for prompt in prompts)
@@ -73,11 +68,6 @@ def test_what_a_section_says_goes_before_a_field_of_the_same_name(tmp_path):
     schema = {"type": "object", "properties": {"over": {"type": "boolean"}}}
     section = {"name": "chair", "prompt": "id={{ id }}", "output": {"schema": schema}}
     loop = {"kind": "loop", "name": "talk", "max_rounds": 2, "until": "over", "sections": [section]}
-    run_scripted(
-        tmp_path,
-        [{"id": "r1", "over": True}],
-        [loop],
-        dedupe=False,
-        script={"*": [ok_json({"over": False})]},
-    )
+    rows = [{"id": "r1", "over": True}]
+    run_scripted(tmp_path, rows, [loop], {"*": [ok_json({"over": False})]}, dedupe=False)
     assert len(outcomes(tmp_path, "talk.chair")) == 2

@@ -16,16 +16,6 @@ FIRST = {"kind": "map", "name": "first", "prompt": "one id={{ id }} {{ text }}"}
 SECOND = {"kind": "map", "name": "second", "prompt": "two id={{ id }} <{{ first }}> {{ text }}"}
 
 
-def test_a_second_stage_sees_what_the_first_one_answered_and_the_fields(tmp_path):
-    run_scripted(tmp_path, 3, [FIRST, SECOND])
-    assert texts(tmp_path, "second")["r2"] == ("two id=r2 <one id=r2 text number 2> text number 2")
-    assert {line["id"]: line["parents"] for line in outcomes(tmp_path, "second")} == {
-        "r1": ["first:r1:0"],
-        "r2": ["first:r2:0"],
-        "r3": ["first:r3:0"],
-    }
-
-
 @pytest.mark.tables
 def test_the_list_of_failures_has_the_rows_that_no_later_stage_brought_to_a_good_end(tmp_path):
     script = {

@@ -68,9 +68,8 @@ def test_a_query_joins_stages_and_the_input_and_its_rows_go_on(tmp_path):
 
 def test_a_query_that_finds_nothing_says_so(tmp_path):
     with FakeServer({"*": [echo()]}) as server:
-        done = run_stages(
-            tmp_path, server.url, 2, [FIRST, query("SELECT id FROM first WHERE false")]
-        )
+        nothing = query("SELECT id FROM first WHERE false")
+        done = run_stages(tmp_path, server.url, 2, [FIRST, nothing])
     assert done.code == 0
     assert "stage ask: the query gave no rows" in done.err
 

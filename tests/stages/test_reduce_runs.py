@@ -74,14 +74,9 @@ def test_groups_are_the_same_whatever_ends_first(tmp_path):
 
 def test_an_answer_longer_than_its_share_is_cut_and_says_so(tmp_path):
     script = {"r1": [ok("x" * 9000)], "*": [ok("short")]}
-    server = run_scripted(
-        tmp_path,
-        3,
-        [LEAF, REDUCE],
-        batching={"mode": "single"},
-        script=script,
-        options={"max_model_len": 2000, "flavour": "vllm"},
-    )
+    options = {"max_model_len": 2000, "flavour": "vllm"}
+    stages, single = [LEAF, REDUCE], {"mode": "single"}
+    server = run_scripted(tmp_path, 3, stages, script, options=options, batching=single)
     prompt = next(p for s in server.requests for p in s.prompts if p.startswith("sum"))
     assert re.search(r"\[cut: \d+ of 9000 characters left out\]", prompt)
 
@@ -96,14 +91,14 @@ def test_rows_are_reduced_by_a_field_of_the_answer(tmp_path):
 
 
 def test_a_reduction_may_end_with_several_rows(tmp_path):
-    stages = [LEAF, {**REDUCE, "fanin": 2, "until": "2"}, {**LEAF, "name": "after"}]
-    stages[2]["prompt"] = "after {{ sum }}"
+    after = {"kind": "map", "name": "after", "prompt": "after {{ sum }}"}
+    stages = [LEAF, {**REDUCE, "fanin": 2, "until": "2"}, after]
     run_scripted(tmp_path, 7, stages, script={"*": [ok("short")]})
     assert sorted(texts(tmp_path, "sum")) == [
         "sum:1.0", "sum:1.1", "sum:1.2", "sum:2.0", "sum:2.1",
     ]  # fmt: skip
-    after = [line["parents"] for line in outcomes(tmp_path, "after")]
-    assert sorted(after) == [["sum:sum:2.0:0"], ["sum:sum:2.1:0"]]
+    parents = [line["parents"] for line in outcomes(tmp_path, "after")]
+    assert sorted(parents) == [["sum:sum:2.0:0"], ["sum:sum:2.1:0"]]
 
 
 def test_a_failed_reducer_keeps_the_rows_and_only_it_is_asked_again(tmp_path):
@@ -120,12 +115,8 @@ def test_a_failed_reducer_keeps_the_rows_and_only_it_is_asked_again(tmp_path):
 
 
 def test_rows_that_a_stage_brings_together_are_not_divided(fs, tmp_path):
-    write_job(
-        tmp_path,
-        fs.url,
-        6,
-        topology={"name": "map_reduce", "reduce": {"prompt": {"user": "{{ responses }}"}}},
-    )
+    topology = {"name": "map_reduce", "reduce": {"prompt": {"user": "{{ responses }}"}}}
+    write_job(tmp_path, fs.url, 6, topology=topology)
     for option in (["--shard", "1/2"], ["--workers", "2"]):
         done = run_bagent(["run", "job.yaml", *option], tmp_path)
         assert done.code == 2, done.err

@@ -29,10 +29,6 @@ def groups(rule: ReductionGroupRule, tokens: list[int]) -> list[list[int]]:
     return [*found, rest] if rest else found
 
 
-def test_a_group_is_full_at_its_fan_in():
-    assert groups(ReductionGroupRule(3, None), [1] * 7) == [[0, 1, 2], [3, 4, 5], [6]]
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_no_group_is_larger_than_the_room_and_each_full_one_has_two_rows(seed):
     random = Random(seed)
@@ -75,10 +71,6 @@ def test_what_is_too_long_is_cut_and_says_by_how_much(field):
     assert shortened(long, None) is long
 
 
-def numbers(items: list[StageRow]) -> list[int]:
-    return [one.row.index for one in items]
-
-
 def test_a_thousand_known_tickets_do_not_nest():
     found: list[StageRow] = []
     reader = OrderedReader(found.append, lambda: None)
@@ -89,4 +81,4 @@ def test_a_thousand_known_tickets_do_not_nest():
         ticket.fill(item(number))
         reader.take(ticket)
     gate.fill(item(0))
-    assert numbers(found) == list(range(5000))
+    assert [one.row.index for one in found] == list(range(5000))

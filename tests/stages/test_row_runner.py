@@ -10,14 +10,13 @@ import pytest
 
 from bagent.agents.conversation import Conversation
 from bagent.agents.plan import StagePlan, TokenBudget
-from bagent.answers.schema.schema import OutputSchema
 from bagent.backends.base import Exchange
 from bagent.errors import WriteError
 from bagent.fleet.batch_size import BatchSizeRule
 from bagent.stages.dedupe import RequestDedupe
 from bagent.stages.row_runner import RowRunner
 from bagent.stages.stop_rules import StopRules
-from bagent.types import Failure, Outcome, Reply, Row
+from bagent.types import Outcome, Reply, Row
 from support.jumping_loop import on_jumping_clock
 from support.scripted_fleet import SETTINGS, ScriptedBackend, setup
 
@@ -34,42 +33,24 @@ class Prompt:
         return str(data["n"])
 
 
-class Chat(Prompt):
-    """The same as a chat."""
-
-    raw = False
-
-    def render(self, data, extra=None):
-        return [{"role": "user", "content": str(data["n"])}]
-
-
 class Replies(ScriptedBackend):
-    """Gives each row its replies in turn, and notes what it is sent."""
+    """Answers each row a second later, and notes what it is sent."""
 
-    def __init__(self, events: list[Any], replies: dict[int, list[Reply | Failure]]) -> None:
+    def __init__(self, events: list[Any]) -> None:
         super().__init__({"a": lambda row, number: None})
-        self.events, self.replies = events, replies
+        self.events = events
         self.gates: dict[int, asyncio.Event] = {}
 
     async def send(self, endpoint, group, timeouts) -> Exchange:
-        texts = [
-            request.prompt if request.messages is None else request.messages[0]["content"]
-            for request in group
-        ]
-        rows = [int(text) for text in texts]
+        rows = [int(request.prompt) for request in group]
         self.events.append(("send", *rows))
         began = asyncio.get_running_loop().time()
         for row in rows:
             if row in self.gates:
                 await self.gates[row].wait()
         await asyncio.sleep(1.0)
-        default: list[Reply | Failure] = [Reply("yes", "stop")]
-        results = [
-            self.replies.get(row, default).pop(0) if row in self.replies else default[0]
-            for row in rows
-        ]
         done = asyncio.get_running_loop().time()
-        return Exchange(results, sent=began, done=done, status=200)
+        return Exchange([Reply("yes", "stop")] * len(rows), sent=began, done=done, status=200)
 
 
 class Bench:
@@ -77,9 +58,7 @@ class Bench:
 
     def __init__(
         self,
-        replies: dict[int, list[Reply | Failure]] | None = None,
         *,
-        schema: OutputSchema | None = None,
         limit: int = 1,
         group: int = 1,
     ) -> None:
@@ -87,7 +66,7 @@ class Bench:
         self.outcomes: list[Outcome] = []
         self.fits = 1000  # outcomes that the disk takes
         self.emitted: list[Outcome] = []
-        self.backend = Replies(self.events, replies or {})
+        self.backend = Replies(self.events)
         self.backend.limits = {"a": group}
         self.fleet = setup(
             {"a": lambda row, number: None},
@@ -95,15 +74,12 @@ class Bench:
             limit=limit,
             group=BatchSizeRule(group, single=group == 1),
         ).fleet
-        prompt = Prompt() if schema is None else Chat()
-        plan = StagePlan("main", prompt, SETTINGS, schema, TokenBudget(None))
+        plan = StagePlan("main", Prompt(), SETTINGS, None, TokenBudget(None))
         self.runner = RowRunner(
             plan,
             self.fleet,
             self,
-            dedupe=RequestDedupe(
-                lambda location: self.outcomes[location], tuple, None, dedupe=True
-            ),
+            dedupe=RequestDedupe(self.outcomes.__getitem__, tuple, None, dedupe=True),
             stop_rules=StopRules(canary=False, stop_after=None),
             emit=lambda written: self.emitted.extend(outcome for outcome, *_ in written),
         )
@@ -118,7 +94,7 @@ class Bench:
         return list(range(len(self.outcomes) - len(outcomes), len(self.outcomes)))
 
     async def run(self, *numbers: int) -> None:
-        """Run rows to their ends; equal numbers are equal requests."""
+        """Run rows to their ends."""
 
         async def source():
             yield [(Row(i, i, i, {"n": n}, "rows", i + 1), [0]) for i, n in enumerate(numbers)]
@@ -139,26 +115,6 @@ async def test_all_rows_of_a_response_are_written_as_one_before_the_next_is_sent
     await bench.run(0, 1, 2, 3)
     rows = [("send", 0, 1), ("write", 0, 1), ("send", 2, 3), ("write", 2, 3)]
     assert bench.events == rows
-
-
-@on_jumping_clock
-async def test_a_row_that_asks_again_goes_before_new_rows(tmp_path):
-    schema = OutputSchema.load({"type": "integer"}, base=tmp_path)
-    good = [Reply("1", "stop")]
-    replies = {0: [Reply("one", "stop"), *good], 1: list(good)}
-    bench = Bench(replies, schema=schema)
-    await bench.run(0, 1)
-    assert bench.events == [("send", 0), ("send", 0), ("write", 0), ("send", 1), ("write", 1)]
-    assert (bench.outcomes[0].turns, bench.outcomes[0].first_try_valid) == (2, False)
-
-
-@on_jumping_clock
-async def test_equal_rows_wait_for_one_request_and_copy_its_answer():
-    bench = Bench(limit=4)
-    await bench.run(7, 7, 7, 8)
-    assert bench.events[:2] == [("send", 7), ("send", 8)]
-    assert sorted(outcome.row for outcome in bench.outcomes) == [0, 1, 2, 3]
-    assert {outcome.row: outcome.copied_from for outcome in bench.outcomes}[2] == "0"
 
 
 @on_jumping_clock

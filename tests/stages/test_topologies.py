@@ -56,16 +56,12 @@ def test_the_schema_of_the_rows_is_not_asked_of_the_reducer():
     ("keys", "words"),
     [
         ("topology: tree_reduce", "topology tree_reduce needs a prompt for its reduce stage"),
-        ("topology: plan_map_reduce", "topology plan_map_reduce needs a prompt for its plan stage"),
         ("topology: judge", "topology judge needs a prompt for its judge stage"),
         ("topology: pipeline", "topology pipeline needs steps"),
         ("topology: blackboard", "topology blackboard needs sections"),
         ("stages: [{kind: reduce, until: 'n < 3'}]", "until of a reduce stage is how many rows"),
         ("stages: [{kind: map, name: a}, {kind: expand, items: 'a b'}]", r"stages\[1\]\.items"),
-        (
-            "stages: [{kind: map, select: {role: a}}]",
-            "select chooses among the endpoints of a",
-        ),
+        ("stages: [{kind: map, select: {role: a}}]", "select chooses among the endpoints of a"),
     ],
 )
 def test_what_lacks_something_or_is_no_expression_is_refused(keys, words):

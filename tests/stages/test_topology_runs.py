@@ -48,6 +48,7 @@ def test_a_plan_becomes_work_and_the_work_one_answer_a_row(tmp_path):
         prompt = server.requests[-1].prompts[0]
     assert done.code == 0, done.err
     assert sorted(texts(tmp_path, "work")) == [f"r{r}/{n}" for r in (1, 2) for n in range(3)]
+    assert texts(tmp_path, "work")["r2/1"] == "work on y for text number 2"
     assert sorted(texts(tmp_path, "reduce")) == ["r1:1.0", "r2:1.0"]
     assert 'planned {"items":["x","y","z"]}' in prompt
 
@@ -73,11 +74,7 @@ def test_a_board_goes_round_until_a_property_says_so(tmp_path):
         "max_rounds": 5,
         "sections": [
             {"name": "writer", "prompt": "id=writer round {{ round }} of {{ text }}\n{{ board }}"},
-            {
-                "name": "critic",
-                "prompt": "id=critic {{ board }}",
-                "output": {"schema": schema},
-            },
+            {"name": "critic", "prompt": "id=critic {{ board }}", "output": {"schema": schema}},
         ],
     }
     script = {
@@ -121,16 +118,8 @@ def test_each_endpoint_answers_each_row_and_a_dead_one_is_a_failed_answer(tmp_pa
         with FakeServer() as dead:
             gone = dead.address
         (tmp_path / "hosts.txt").write_text(f"{one.address}\n{two.address}\n{gone}\n")
-        write_stages(
-            tmp_path,
-            one.url,
-            3,
-            [ALL, SUM],
-            backend=None,
-            hostfile="hosts.txt",
-            model="fake-model",
-            limits={"retries": 0},
-        )
+        keys = {"hostfile": "hosts.txt", "model": "fake-model", "limits": {"retries": 0}}
+        write_stages(tmp_path, one.url, 3, [ALL, SUM], backend=None, **keys)
         done = run_bagent([*RUN, "--wait-hosts", "2s"], tmp_path)
         assert "Traceback" not in done.err
         asked = [seen.prompts[0] for seen in (*one.requests, *two.requests)]

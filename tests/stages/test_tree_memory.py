@@ -20,6 +20,20 @@ OPEN = 16
 """Leaves that are in flight at a time; they end in any order."""
 
 
+def outcome(stage: str, row: int, name: str) -> Outcome:
+    """Return a good outcome of a stage."""
+    return Outcome(
+        key=f"{row:016x}",
+        row=row,
+        id=name,
+        source="",
+        line=0,
+        stage=stage,
+        status="ok",
+        text="said",
+    )
+
+
 class Written:
     """A journal that keeps only how many outcomes it was given."""
 
@@ -31,9 +45,7 @@ class Written:
         return self.count
 
     def read_at(self, _: int) -> Outcome:
-        return Outcome(
-            key="0", row=0, id="x", source="", line=0, stage="leaf", status="ok", text="said"
-        )
+        return outcome("leaf", 0, "x")
 
 
 class Endpoint:
@@ -55,16 +67,7 @@ class Endpoint:
     def answer(self) -> None:
         make, then = self.waiting.popleft()
         row = make()
-        said = Outcome(
-            key=f"{row.key:016x}",
-            row=row.index,
-            id=row.id,
-            source="",
-            line=0,
-            stage="sum",
-            status="ok",
-            text="a sum",
-        )
+        said = outcome("sum", row.index, row.id)
         then(said, self.records.journal.write(said))
 
 

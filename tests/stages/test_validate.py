@@ -89,7 +89,6 @@ PLAIN = "stages:\n- {kind: map, name: plain, prompt: x}\n- {kind: expand, items:
         ("select id from §raet", "there is no table raet (did you mean rate?)"),
         ("select id from §sums", "there is no table sums (there are input, rate)"),
         ("select id form §rate where x", 'syntax error at or near "rate"'),
-        ("select §i.yeer from rate join input i using (id)", "there is no column yeer (did you"),
         ("select §lengt(text) from rate", "Scalar Function with name lengt does not exist"),
         ("select §unnest(text) as t from rate", "UNNEST() can only be applied to lists"),
         ("select §id, count(*) from rate", 'column "id" must appear in the GROUP BY'),
@@ -98,11 +97,7 @@ PLAIN = "stages:\n- {kind: map, name: plain, prompt: x}\n- {kind: expand, items:
             "a query is one statement, these are 2 (join them by WITH name AS (...))",
         ),
         ("§delete from rate", "a query is a SELECT, this is DELETE"),
-        ("§attach 'x.db' as x", "a query is a SELECT, this is ATTACH"),
-        (
-            "§with x as (copy rate to 'x.csv') select 1",
-            "a query only reads, this holds COPY",
-        ),
+        ("§with x as (copy rate to 'x.csv') select 1", "a query only reads, this holds COPY"),
         ("pivot rate on §idd using sum(score)", "there is no column idd (did you mean id?)"),
     ],
 )
@@ -117,12 +112,9 @@ def test_a_query_that_cannot_be_asked_is_refused_at_its_word(look, query, messag
         (ANSWERS, "§rate.scroe", "stages[1].prompt.user: there is no rate.scroe (did you mean"),
         (BEST, "§best.winer", "did you mean winner?"),
         (EXPAND, "§tgs", "stages[1].items: there is no tgs (did you mean tags?)"),
-        (EXPAND, "rate.§tgs", "stages[1].items: there is no rate.tgs (did you mean tags?)"),
         (EXPAND, "§rat.tags", "stages[1].items: there is no rat (did you mean rate?)"),
-        (EXPAND, "§row.tags", "stages[1].items: there is no row"),
         (PLAIN, "§tags", "stages[1].items: there is no tags (there are answer, day, id"),
         (REDUCE, "[topic, §scre]", "by: there is no field scre (did you mean score?)"),
-        (REDUCE, "§rate.scre", "by: there is no field rate.scre (did you mean score?)"),
         (SPLIT, "§txt", "split.field: there is no field txt (did you mean text?)"),
         (BOARD, "round > 2 or §dones", "stages[0].until: there is no dones (did you mean done?)"),
         (VOTE, "§lable", "topology.vote: answers have no property lable (did you mean label?)"),
@@ -213,15 +205,8 @@ def test_a_prompt_about_the_items_of_a_plan_is_checked_before_the_plan_is_paid(l
     assert "did you mean" in refused(look, PLANNED % (prompt, items))
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [
-        "{type: object}",
-        "{properties: {a: true}, type: object, additionalProperties: {type: array}}",
-    ],
-)
-def test_what_a_schema_leaves_open_is_not_refused(look, schema):
-    first = f"stages:\n- {{kind: map, name: rate, prompt: x, output: {{schema: {schema}}}}}\n"
+def test_what_a_schema_leaves_open_is_not_refused(look):
+    first = "stages:\n- {kind: map, name: rate, prompt: x, output: {schema: {type: object}}}\n"
     look(f"{first}- {{kind: expand, items: anything}}\n")
     look(f"{first}- {{kind: reduce, by: anything, prompt: '{{{{ responses }}}}'}}\n")
 
