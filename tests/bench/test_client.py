@@ -70,12 +70,9 @@ def test_a_stream_tells_when_it_began_and_ended_and_its_tokens() -> None:
     assert row.sent < row.first_byte and row.first_token < row.done and row.last_token < row.done
     assert row.completion_tokens and not row.estimated
     assert row.opened
-
-
-def test_thinking_is_a_first_token_and_no_first_answer() -> None:
     row = sent(ok_reasoning("four words of answer", "some words of thinking"))
-    assert row.first_token is not None and row.first_answer is not None
-    assert row.first_token < row.first_answer
+    assert row.first_token and row.first_answer
+    assert row.first_token < row.first_answer, "thinking is no answer"
 
 
 async def stream_and_note(chunks: list[Any]) -> RequestRow:
@@ -123,10 +120,8 @@ def test_without_a_usage_to_believe_pieces_are_counted_and_that_is_said(usage: l
     ("reply", "kind", "code"),
     [
         (status(500), "overloaded", 500),
-        (status(429), "rate_limited", 429),
         (close(), "connect", None),
         (hang(), "timeout", None),
-        (stream([delta("a")], end="cut"), "bad_response", 200),
         (stream([delta("a")]), "bad_response", 200),
         (ok(""), "empty", 200),
     ],
@@ -152,18 +147,12 @@ def test_a_list_of_prompts_is_one_request_with_the_tokens_of_all() -> None:
 
 def test_a_request_that_is_given_up_keeps_what_came() -> None:
     async def main(url: str) -> RequestRow:
-        row = RequestRow(0, 0, 0, "e", "chat", -1.0)
-        transport = Transport()
-        loop = asyncio.get_running_loop()
-        request = LoadRequest("/chat/completions", CHAT, True)
-        work = asyncio.ensure_future(
-            send_request(transport, Endpoint("e", url), request, row, LIMITS, loop.time)
-        )
+        row = new_row()
+        work = asyncio.ensure_future(send(url, row))
         while not row.chunk_at:
             await asyncio.sleep(0.01)
         work.cancel()
         await asyncio.wait([work])
-        await transport.close()
         return row
 
     chunks = [delta("a"), delta("b"), delta(finish_reason="stop")]

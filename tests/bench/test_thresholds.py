@@ -71,14 +71,9 @@ def test_a_rule_may_be_against_an_older_test(rule: str, now: float, fails: bool)
     ("text", "words"),
     [
         ("ttft", "NAME>NUMBER"),
-        ("a=1", "NAME>NUMBER"),
         ("ttft_p99>1", "no number ttft_p99 .did you mean ttft_p99_ms"),
-        (
-            "ok_share<95%",
-            "needs a sign .write .95% or -95% for a change since .*, 0.95 for a share",
-        ),
+        ("ok_share<95%", "needs a sign .write .95% or -95% for a change since .*, 0.95 for a"),
         ("rps>1e999", "not a condition"),
-        ("", "not a condition"),
     ],
 )
 def test_what_is_no_rule_or_can_never_be_known_is_said_before_anything_is_sent(
@@ -135,28 +130,12 @@ def test_changes_are_of_the_loads_that_both_have() -> None:
     assert found["rps"].change is None
 
 
-def test_what_is_no_number_in_an_older_summary_is_not_known() -> None:
-    old = summary(rps="fast")
-    found = {one.name: one for one in load_changes(old, summary(rps=3.0))}
-    assert (found["rps"].before, found["rps"].now, found["rps"].change) == (None, 3.0, None)
-    assert broken_rules([read_rule("rps@c=64<-5%")], summary(rps=3.0), old) == [
-        "rps@c=64<-5%: rps is not known in c=64"
-    ]
-
-
-def test_an_older_summary_is_read_from_its_file_or_folder(tmp_path: Path) -> None:
-    file = tmp_path / "summary.json"
-    file.write_bytes(msgspec.json.encode(summary()))
-    assert read_summary(file) == read_summary(tmp_path) == summary()
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         (b"{", "cannot be read"),
         (b'{"loads": []}', "no summary"),
         (b'{"loads": [1], "schema_version": 1}', r"damaged summary: .*loads\[0\]"),
-        (b'{"loads": [], "plan": null, "schema_version": 1}', "damaged summary"),
         (b'{"loads": [], "fleet": {"ok": "x"}, "schema_version": 1}', "damaged summary"),
         (b'{"loads": [], "schema_version": 99}', "version 99, not 1"),
     ],
@@ -169,64 +148,41 @@ def test_what_is_no_summary_is_said(tmp_path: Path, content: bytes, words: str) 
         read_summary(tmp_path / "none.json")
 
 
-COUNTS = ("estimated", "not_streamed", "usage_incomplete")
+def test_an_older_summary_is_read_from_its_file_or_folder(tmp_path: Path) -> None:
+    file = tmp_path / "summary.json"
+    file.write_bytes(msgspec.json.encode(summary()))
+    assert read_summary(file) == read_summary(tmp_path) == summary()
 
 
 def row(endpoint: str, **numbers: float) -> dict[str, Any]:
-    return {
-        "endpoint": endpoint,
-        "ok": 100,
-        **dict.fromkeys(COUNTS, 0),
-        "output_tokens": 8.0,
-        **numbers,
-    }
+    counts = {"ok": 100, "estimated": 0, "not_streamed": 0, "usage_incomplete": 0}
+    return {"endpoint": endpoint, "output_tokens": 8.0, **counts, **numbers}
+
+
+MANY = [row(f"n{n}:1", not_streamed=100) for n in range(3)]
 
 
 @pytest.mark.parametrize(
-    ("rows", "most", "message"),
+    ("rows", "requested", "message"),
     [
-        ([row("a:1"), row("b:1", not_streamed=10)], None, None),
-        ([row("a:1", ok=0)], None, None),
-        ([row("b:1", output_tokens=1000.0)], None, None),
+        ([row("a:1", ok=0), row("b:1", not_streamed=10)], (), None),
+        ([row("b:1", output_tokens=1000.0)], (), None),
+        ([row("a:1", output_tokens=63.0), row("b:1", ok=0)], (64, 64), None),
+        ([row("b:1", estimated=9)], (), "output tokens of 9 requests at b:1 are estimated"),
+        (MANY, (), "answers to 300 requests at 3 endpoints (n0:1, n1:1, ...) came in one"),
+        ([row("a:1", not_streamed=1, ok=1)], (), "answers to 1 request at a:1"),
+        ([row("a:1", usage_incomplete=7)], (), "the usage of 7 requests at a:1 tells fewer"),
+        ([row("b:1", output_tokens=99.0)], (8,), "the usage of 100 requests at b:1 tells more"),
         (
-            [row("a:1"), row("b:1", estimated=100)],
-            None,
-            "output tokens of 100 requests at b:1 are estimated",
-        ),
-        (
-            [row(f"n{n}:1", not_streamed=100) for n in range(3)],
-            None,
-            "answers to 300 requests at 3 endpoints (n0:1, n1:1, ...) came in one",
-        ),
-        ([row("a:1", not_streamed=1, ok=1)], None, "answers to 1 request at a:1"),
-        (
-            [row("a:1", usage_incomplete=7)],
-            None,
-            "the usage of 7 requests at a:1 tells fewer tokens than pieces came",
-        ),
-        (
-            [row("a:1"), row("b:1", output_tokens=1000.0)],
-            8,
-            "the usage of 100 requests at b:1 tells more output tokens than the 8",
+            [row("a:1", output_tokens=39.9), row("b:1", ok=0)],
+            (64, 64),
+            "the answers to 100 requests at a:1 have 39.9 output tokens on average, not the 64",
         ),
     ],
 )
 def test_what_cannot_be_relied_on_is_said(
-    rows: list[dict[str, Any]], most: int | None, message: str | None
+    rows: list[dict[str, Any]], requested: tuple[int, ...], message: str | None
 ) -> None:
-    found = warnings(rows, most) if most else warnings(rows)
+    found = warnings(rows, *requested)
     assert len(found) == (message is not None)
     assert message is None or found[0].startswith(message)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "message"),
-    [
-        (64.0, None),
-        (63.0, None),
-        (39.9, "the answers to 100 requests at a:1 have 39.9 output tokens on average, not the 64"),
-    ],
-)
-def test_answers_shorter_than_requested_are_said(tokens: float, message: str | None) -> None:
-    found = warnings([row("a:1", output_tokens=tokens), row("b:1", ok=0)], 64, 64)
-    assert [one.startswith(message or "") for one in found] == [True] * (message is not None)
