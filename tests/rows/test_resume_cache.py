@@ -2,6 +2,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace as changed
 
 from bagent.rows import RowsConfig
 from bagent.rows.resume_cache import MAGIC, InputPiece, ResumeCache, identity_of
@@ -63,3 +64,21 @@ def test_the_identity_follows_what_makes_keys(tmp_path):
     assert identity_of(config) != identity_of(replace(config, fields=("y",)))
     assert identity_of(config) != identity_of(replace(config, fields=None))
     assert identity_of(config) != identity_of(replace(config, id_field="x"))
+
+
+def test_notes_end_at_the_first_difference(tmp_path):
+    path = tmp_path / "p"
+    noted(path, piece(0), piece(1), piece(2)).stop()
+    other = changed(piece(1), digest=b"e")
+    noted(path, piece(0), other).stop()
+    assert read(path) == [piece(0), other]
+
+
+def test_a_follower_skips_the_rest_of_an_earlier_file(tmp_path):
+    second = [changed(piece(number), source="b") for number in range(2)]
+    noted(tmp_path / "p", piece(0), piece(1), *second).stop()
+    follower = ResumeCache()
+    follower.follow(tmp_path / "p", IDENTITY, None)
+    assert follower.at("a", 0) == piece(0)
+    assert follower.at("b", 10) == second[1]
+    follower.stop()
