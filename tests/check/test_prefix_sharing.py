@@ -53,16 +53,11 @@ def test_text_is_cut_by_its_bytes_per_token() -> None:
     found = count_shares([PromptBytes(text, len(text) / 3) for text in texts], 3.0)
     assert found is not None
     assert found.by_all == 2 * BLOCK  # 96 bytes are 32 tokens
-
-
-def test_one_prompt_shares_nothing_that_can_be_told() -> None:
-    assert count_shares([prompt(1, 2, 3)], PACKED) is None
-    assert count_shares([], PACKED) is None
+    assert count_shares([prompt(1, 2, 3)], PACKED) is None, "one prompt shares nothing"
 
 
 HOSTED = {"backend": "openai", "model": "gpt-5-nano"}
 OWN = {"backend": "vllm://h:1"}
-NOT_STARTED = {"backend": "sim"}
 
 
 def advice(
@@ -81,39 +76,18 @@ def advice(
 def test_it_pays_where_many_start_with_a_long_text_at_a_hosted_cache(tmp_path: Path) -> None:
     found = advice(tmp_path, HOSTED, 2000.0, 500)
     assert (found.warms, found.tokens, found.rows, found.saves) == (True, 2000, 16, 30_000)
-    assert found.why == (
-        "one request goes ahead at each endpoint: it saves 2,000 tokens for 15 others that would"
-        " start with it at once, 30,000 in all"
-    )
-
-
-OWN_WHY = (
-    "no: an engine of your own computes a beginning once, also for rows that start"
-    " together (batching: {prefix: always} sends one ahead all the same)"
-)
+    assert "it saves 2,000 tokens for 15 others" in found.why
 
 
 @pytest.mark.parametrize(
     ("keys", "shared", "rows", "why"),
     [
-        (HOSTED, 1000.0, 500, "no: all prompts begin with 1,000 equal tokens, it takes 1,024"),
-        (
-            HOSTED,
-            2000.0,
-            3,
-            "no: one request ahead saves 2,000 tokens for 2 others that would start with it at"
-            " once, 4,000 in all; it takes 8,192",
-        ),
-        (
-            HOSTED | {"limits": {"concurrency": 4}},
-            2000.0,
-            500,
-            "no: one request ahead saves 2,000 tokens for 3 others that would start with it at"
-            " once, 6,000 in all; it takes 8,192",
-        ),
-        (HOSTED | {"batching": {"prefix": "never"}}, 2000.0, 500, "no: batching.prefix is never"),
-        (OWN, 2000.0, 500, OWN_WHY),
-        (NOT_STARTED, 2000.0, 500, OWN_WHY),
+        (HOSTED, 1000.0, 500, "all prompts begin with 1,000 equal tokens, it takes 1,024"),
+        (HOSTED, 2000.0, 3, "one request ahead saves 2,000 tokens for 2 others"),
+        (HOSTED | {"limits": {"concurrency": 4}}, 2000.0, 500, "tokens for 3 others that would"),
+        (HOSTED | {"batching": {"prefix": "never"}}, 2000.0, 500, "batching.prefix is never"),
+        (OWN, 2000.0, 500, "an engine of your own computes a beginning once"),
+        ({"backend": "sim"}, 2000.0, 500, "an engine of your own computes a beginning once"),
     ],
     ids=["short", "few rows", "few at once", "never", "own engine", "not started yet"],
 )
@@ -121,7 +95,9 @@ def test_where_it_does_not_the_sum_or_the_reason_is_said(
     tmp_path: Path, keys: Mapping[str, Any], shared: float, rows: int, why: str
 ) -> None:
     found = advice(tmp_path, keys, shared, rows)
-    assert (found.warms, found.why) == (False, why)
+    assert not found.warms
+    assert found.why.startswith("no: ")
+    assert why in found.why
 
 
 def test_rows_are_shared_out_among_the_endpoints_first(tmp_path: Path) -> None:

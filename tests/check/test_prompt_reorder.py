@@ -41,37 +41,19 @@ def words(prompt: Prompt) -> list[Counter[str]]:
     ]
 
 
-USER = 'prompt: "Text: {{ text }}\\n\\nAnswer good or bad and nothing else.\\n"\n'
-
-
-def test_fixed_text_of_the_user_prompt_comes_first_and_its_gain_is_told(tmp_path: Path) -> None:
-    job = job_of(tmp_path, USER)
-    found = suggested(job)
-    assert found is not None
-    assert found.texts == {"user": "Answer good or bad and nothing else.\n\nText: {{ text }}\n"}
-    assert found.gain == len("Answer good or bad and nothing else.\n\n")
-    assert found.changed == ("user",)
-
-
-def test_a_field_in_the_system_prompt_moves_to_the_user_prompt(tmp_path: Path) -> None:
+def test_fields_move_behind_the_text_that_all_rows_share(tmp_path: Path) -> None:
     job = job_of(
         tmp_path,
         "prompt:\n  system: 'You judge row {{ id }}. Be exact and fair in all that you say.'\n"
-        "  user: |\n    {{ text }}\n\n    Answer with one of good, bad or unknown.\n",
+        "  user: |\n    {{ text }}\n\n    Do what follows. {{ task }} Say why.\n",
     )
     found = suggested(job)
     assert found is not None
+    assert found.changed == ("system", "user")
     assert found.texts["system"] == "Be exact and fair in all that you say."
     assert found.texts["user"] == (
-        "Answer with one of good, bad or unknown.\n\nYou judge row {{ id }}.\n\n{{ text }}\n"
+        "Do what follows. {{ task }} Say why.\n\nYou judge row {{ id }}.\n\n{{ text }}\n"
     )
-
-
-def test_a_field_that_is_the_same_for_all_rows_is_moved_with_the_fixed_text(tmp_path: Path) -> None:
-    job = job_of(tmp_path, 'prompt: "{{ text }}\\n\\nDo what follows. {{ task }} Say why."\n')
-    found = suggested(job)
-    assert found is not None
-    assert found.texts["user"] == "Do what follows. {{ task }} Say why.\n\n{{ text }}"
 
 
 @pytest.mark.parametrize(
@@ -150,7 +132,6 @@ def parts(template: str) -> TemplateSplit:
 
 
 BLOCK = "{% if a %}A {{ a }}.\n\nMore text.{% else %}None.{% endif %}"
-LINES = "Title: {{ title }}\nFrom a journal.\nAbstract: {{ abstract }}"
 RATE = "Rate it for:\n1. novelty\n2. rigour"
 RULES = "<rules>\nbe fair\n\nbe short\n</rules>"
 
@@ -159,27 +140,13 @@ RULES = "<rules>\nbe fair\n\nbe short\n</rules>"
     ("template", "front", "moved", "rest"),
     [
         (f"A: {{{{ a }}}}\n{{{{ b }}}}\n\n{RATE}\n", [], [RATE], ["A: {{ a }}\n{{ b }}"]),
-        (
-            "You are an expert. Classify this text: {{ text }}. Answer A or B.",
-            ["You are an expert."],
-            ["Answer A or B."],
-            ["Classify this text: {{ text }}."],
-        ),
+        ("Be brief. Judge {{ text }}. Say A.", ["Be brief."], ["Say A."], ["Judge {{ text }}."]),
         ("One.\n\nA: {{ a }}\n\nRate it.\n", ["One."], ["Rate it."], ["A: {{ a }}"]),
-        ("One.\n\nTwo.", ["One.", "Two."], [], []),
         (f"{{{{ text }}}}\n\n{RULES}", [], [RULES], ["{{ text }}"]),
-        (
-            "Q: {{ q }}\n\nUse one word.\n\nAnswer:",
-            [],
-            ["Use one word."],
-            ["Q: {{ q }}", "Answer:"],
-        ),
+        ("Q: {{ q }}\n\nOne word.\n\nA:", [], ["One word."], ["Q: {{ q }}", "A:"]),
         (f"{BLOCK}\n\nFixed tail.", [], ["Fixed tail."], [BLOCK]),
-        ("{{ a }}\n\nFollow {{ same }} now.", [], ["Follow {{ same }} now."], ["{{ a }}"]),
-        (LINES, [], [], [LINES]),
         ("Review {{ symbol }}: {{ text }}", [], [], ["Review {{ symbol }}: {{ text }}"]),
         ("{{ gene }} is an oncogene, is it not?", [], [], None),
-        ("See {{ text }}, e.g. the start of it", [], [], None),
         ("Read {{ name }} in 3. Then stop", [], [], None),
     ],
 )
@@ -203,6 +170,7 @@ def test_fixed_text_behind_a_field_moves_and_sentences_stay_whole(template, fron
 def test_what_encloses_a_field_stays_with_it(held: str) -> None:
     found = parts(f"{held}\n\nAnswer yes or no.\n")
     assert "\n\n".join(found.varying) == held
+    assert found.points_back is None
     assert found.moved == ("Answer yes or no.",)
 
 
@@ -228,4 +196,3 @@ def test_templates_whose_tags_act_on_their_neighbours_are_left_alone(template: s
 
 def test_a_word_that_points_back_is_told() -> None:
     assert parts("{{ text }}\n\nJudge the text above.").points_back == "above"
-    assert parts("{{ text }}\n\nJudge the text.").points_back is None

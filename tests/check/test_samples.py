@@ -13,8 +13,8 @@ from support.jobs import write_job, write_rows
 def line(number: int, route: str, body: Any) -> dict[str, Any]:
     if isinstance(body, dict):
         body = {"model": "simulated-8b", **body}
-    entry = {"custom_id": f"r{number}", "method": "POST", "url": f"/v1{route}", "body": body}
-    return entry if body is not None else {k: v for k, v in entry.items() if k != "body"}
+    entry = {"custom_id": f"r{number}", "method": "POST", "url": f"/v1{route}"}
+    return entry if body is None else {**entry, "body": body}
 
 
 @pytest.fixture
@@ -26,6 +26,20 @@ def report(job_dir, bagent):
         write_rows(job_dir / "b.jsonl", lines)
         args = ["check", "b.jsonl", "--backend", "sim", "--prompts", str(rows), "--json"]
         return msgspec.json.decode(bagent(args).out)
+
+    return check
+
+
+@pytest.fixture
+def check_job(job_dir, bagent):
+    """Checks a job whose prompt is elsewhere, and returns the report."""
+
+    def check(rows, *options, backend="sim", **keys):
+        keys = {"model": "auto", "prompt": None, "sampling": {"max_tokens": 10}, **keys}
+        write_job(job_dir, backend, rows, **keys)
+        done = bagent(["check", "job.yaml", "--json", *options])
+        assert done.out, done.err
+        return msgspec.json.decode(done.out)
 
     return check
 
@@ -82,7 +96,6 @@ def test_the_limits_are_those_of_lines_that_ask_for_text(report):
     [
         (None, "no body"),
         ([1, 2], "its body is a list, not an object"),
-        (7, "its body is 7, not an object"),
         ({"prompt": "hi"}, "no messages in its body"),
     ],
 )
@@ -93,79 +106,55 @@ def test_a_body_that_cannot_be_sent_is_named(report, body, message):
     assert row["error"] == message
 
 
-def test_an_embed_stage_is_shown_as_the_texts_that_it_sends(job_dir, bagent):
-    write_job(
-        job_dir,
-        "sim",
-        2,
-        model="auto",
-        prompt=None,
-        sampling=None,
-        stages=[{"kind": "embed", "name": "vector", "prompt": "about {{ text }}"}],
-    )
-    found = msgspec.json.decode(bagent(["check", "job.yaml", "--json"]).out)
-    assert [one["prompt"] for one in found["prompts"]] == [f"about text number {n}" for n in (1, 2)]
-    assert [one["messages"] for one in found["prompts"]] == [None, None]
-    assert found["tokens"]["answers_at_most"] == 0
-    assert (found["stream"], found["max_tokens"]["generating"]) == ("never", 0)
-    assert "max_tokens" not in found["parameters"]
+def test_an_embed_stage_is_shown_as_the_texts_that_it_sends(check_job):
+    stages = [{"kind": "embed", "name": "vector", "prompt": "about {{ text }}"}]
+    report = check_job(2, sampling=None, stages=stages)
+    assert [one["prompt"] for one in report["prompts"]] == [
+        f"about text number {n}" for n in (1, 2)
+    ]
+    assert [one["messages"] for one in report["prompts"]] == [None, None]
+    assert report["tokens"]["answers_at_most"] == 0
+    assert (report["stream"], report["max_tokens"]["generating"]) == ("never", 0)
+    assert "max_tokens" not in report["parameters"]
 
 
-def test_rows_that_are_split_first_are_shown_and_counted_in_pieces(job_dir, bagent):
-    texts = ["word " * 300, "word " * 100, "", None]
-    write_job(
-        job_dir,
-        "sim",
-        [
-            {"id": f"r{n}", **({} if text is None else {"text": text})}
-            for n, text in enumerate(texts)
-        ],
-        model="auto",
-        prompt=None,
-        sampling=None,
-        stages=[
-            {"kind": "expand", "name": "part", "split": {"field": "text", "tokens": 150}},
-            {"kind": "map", "name": "note", "prompt": "Note {{ part.piece }}: {{ text }}"},
-        ],
-    )
-    found = msgspec.json.decode(bagent(["check", "job.yaml", "--json", "--prompts", "9"]).out)
-    shown = [(one["id"], one["error"] is None) for one in found["prompts"]]
+def test_rows_that_are_split_first_are_shown_and_counted_in_pieces(check_job):
+    texts = [{"text": "word " * 300}, {"text": "word " * 100}, {"text": ""}, {}]
+    stages = [
+        {"kind": "expand", "name": "part", "split": {"field": "text", "tokens": 150}},
+        {"kind": "map", "name": "note", "prompt": "Note {{ part.piece }}: {{ text }}"},
+    ]
+    rows = [{"id": f"r{n}", **text} for n, text in enumerate(texts)]
+    report = check_job(rows, "--prompts", "9", stages=stages)
+    shown = [(one["id"], one["error"] is None) for one in report["prompts"]]
     parts = sum(name.startswith("r0/") for name, _ in shown)
     assert parts >= 2
     assert shown[:parts] == [(f"r0/{n}", True) for n in range(parts)]
-    assert (found["rows"], found["looked_at"], found["failing_count"]) == (4, 4, 2)
-    assert [row["id"] for row in found["failing"]] == ["r2", "r3"]
-    assert found["tokens"]["most"] < 250
+    assert (report["rows"], report["looked_at"], report["failing_count"]) == (4, 4, 2)
+    assert [row["id"] for row in report["failing"]] == ["r2", "r3"]
+    assert report["tokens"]["most"] < 250
 
 
-def test_rows_that_are_reduced_first_are_estimated_in_groups(job_dir, bagent):
+def test_rows_that_are_reduced_first_are_estimated_in_groups(check_job):
     stages = [{"kind": "reduce", "name": "sum", "fanin": 5, "prompt": "Sum {{ responses }}"}]
-    keys = {"prompt": None, "sampling": {"max_tokens": 10}, "stages": stages}
-    write_job(job_dir, "sim", 20, model="auto", **keys)
-    found = msgspec.json.decode(bagent(["check", "job.yaml", "--json"]).out)
-    assert (found["rows"], found["looked_at"], found["tokens"]["rows"]) == (20, 20, 4)
-    assert found["tokens"]["answers_at_most"] == 40
+    report = check_job(20, stages=stages)
+    assert (report["rows"], report["looked_at"], report["tokens"]["rows"]) == (20, 20, 4)
+    assert report["tokens"]["answers_at_most"] == 40
 
 
-def test_a_broadcast_is_estimated_for_every_endpoint(job_dir, bagent):
+def test_a_broadcast_is_estimated_for_every_endpoint(check_job, job_dir):
     (job_dir / "hosts").write_text("http://127.0.0.1:9\nhttp://127.0.0.2:9\n")
-    keys = {"backend": None, "hostfile": "hosts", "model": "m", "topology": "broadcast"}
-    write_job(job_dir, "", 20, **keys, sampling={"max_tokens": 10})
-    done = bagent(["check", "job.yaml", "--json"])
-    assert done.out, done.err
-    found = msgspec.json.decode(done.out)
-    assert (found["rows"], found["tokens"]["answers_at_most"]) == (20, 400)
+    keys = {"hostfile": "hosts", "model": "m", "topology": "broadcast", "prompt": "{{ text }}"}
+    report = check_job(20, backend=None, **keys)
+    assert (report["rows"], report["tokens"]["answers_at_most"]) == (20, 400)
 
 
-def test_a_blackboard_is_estimated_for_all_sections_and_rounds(job_dir, bagent):
+def test_a_blackboard_is_estimated_for_all_sections_and_rounds(check_job):
     sections = [{"name": name, "prompt": "{{ text }} {{ board }}"} for name in ("one", "two")]
     topology = {"name": "blackboard", "sections": sections, "max_rounds": 3}
-    keys = {"model": "auto", "prompt": None, "topology": topology}
-    write_job(job_dir, "sim", 20, **keys, sampling={"max_tokens": 10})
-    done = bagent(["check", "job.yaml", "--json"])
-    found = msgspec.json.decode(done.out)
-    assert found["tokens"]["answers_at_most"] == 20 * 2 * 3 * 10
-    assert any("grow with it" in warning for warning in found["warnings"])
+    report = check_job(20, topology=topology)
+    assert report["tokens"]["answers_at_most"] == 20 * 2 * 3 * 10
+    assert any("grow with it" in warning for warning in report["warnings"])
 
 
 def test_the_turns_of_an_agent_count_for_its_answers(job_dir, bagent):

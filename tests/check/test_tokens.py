@@ -15,6 +15,7 @@ from bagent.backends.http.client import Transport
 from bagent.backends.request import CallSettings, Request, encode_payload
 from bagent.check.estimate import Counted, ServerTokenizer, SimTokenizer, choose_rows, count_sample
 from bagent.check.sample import Sampled
+from bagent.sim import tokens
 from bagent.types import Row
 from support.http_servers import serve_app
 
@@ -62,12 +63,10 @@ def test_vllm_counts_messages_with_its_chat_template() -> None:
         assert path == "/tokenize"
         return 200, {"count": 9, "max_model_len": 99, "tokens": [7] * 9, "token_strs": None}
 
-    counted, asked = ask(vllm, [chat("hello")])
+    sample = chat("hello")
+    counted, asked = ask(vllm, [sample])
     assert counted == {0: Counted(9, struct.pack("<9I", *[7] * 9))}
-    assert asked[0][1] == {
-        "model": "m",
-        "messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "hello"}],
-    }
+    assert asked[0][1] == {"model": "m", "messages": sample.request.messages}
 
 
 def test_llama_cpp_counts_the_text_that_its_template_makes() -> None:
@@ -104,8 +103,6 @@ def test_an_answer_of_another_shape_counts_nothing() -> None:
 
 
 def test_the_simulated_tokenizer_counts_what_the_engine_would() -> None:
-    from bagent.sim import tokens
-
     one = chat("four score and seven years ago")
     counted = asyncio.run(SimTokenizer().count(one))
     assert one.messages is not None
