@@ -32,14 +32,11 @@ def line(response: Any, error: Any = None) -> bytes:
         ({"status_code": 200, "body": chat_body("hi")}, {"code": "x", "message": "odd"},
          "overloaded", True, "odd"),
         ({"status_code": 200, "body": None}, None, "bad_response", True, "no choices"),
-        ({"status_code": 429, "body": {"error": {"message": "slow down"}}}, None,
-         "rate_limited", True, "slow down"),
         ({"status_code": 404, "request_id": "vllm-1"}, {"message": "no model", "code": 404},
          "rejected", False, "no model"),
         ({"status_code": 500, "request_id": "vllm-1", "body": None}, "engine died",
          "overloaded", True, "engine died"),
         (None, {"code": "batch_expired", "message": "too late"}, "timeout", True, "expired"),
-        (None, {"code": "batch_cancelled", "message": "stopped"}, "timeout", True, "cancelled"),
         (None, None, "bad_response", True, "neither"),
     ],
 )  # fmt: skip
@@ -85,12 +82,13 @@ def failed(line: str) -> str:
 
 
 ODD: dict[str, tuple[Lines, str]] = {
-    "in another order": (lambda lines: [lines[2], lines[0], lines[3], lines[1]], "\n"),
     "each twice": (lambda lines: [*lines, *lines], "\n"),
     "a failure before its answer": (lambda lines: [failed(lines[1]), *lines], "\n"),
     "a failure after its answer": (lambda lines: [*lines, failed(lines[1])], "\n"),
-    "blank lines and carriage returns": (lambda lines: ["", *lines, " ", ""], "\r\n"),
-    "a byte-order mark": (lambda lines: ["\ufeff" + lines[0], *lines[1:]], "\n"),
+    "a byte-order mark, blank lines and carriage returns": (
+        lambda lines: ["\ufeff" + lines[0], "", *lines[1:], " ", ""],
+        "\r\n",
+    ),
     "half a line at the end": (lambda lines: [*lines, lines[0][:40]], "\n"),
     "lines that are no objects": (lambda lines: ["[]", "3", "null", "{}", *lines], "\n"),
 }

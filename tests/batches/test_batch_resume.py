@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from support.batch_runs import SCHEMA, Killed, Options, Run, row, run_rows, served
 from support.batch_services import Course, OpenAIServer, good, never_asked, row_of
@@ -54,33 +55,29 @@ def check(run: Run, server: OpenAIServer) -> None:
     assert run.files == []
 
 
-async def kill_everywhere(tmp_path: Path, *whens: str) -> int:
-    """Kill at the first change, at the second and so on, by turns before and after it is noted."""
+async def run_twice(folder: Path, **kill: Any) -> bool:
+    """Start, and once more where that was killed; return whether it was."""
+    server = scripted()
+    async with served(server) as url:
+        run = await start(folder, url, **kill)
+        was_killed = isinstance(run.error, Killed)
+        check(await start(folder, url) if was_killed else run, server)
+        return was_killed
+
+
+async def test_killed_at_any_change_of_the_ledger_it_goes_on(tmp_path: Path) -> None:
+    """By turns before and after the change is noted."""
     kills = 0
-    while True:
-        folder, server = tmp_path / str(kills), scripted()
-        async with served(server) as url:
-            when = whens[kills % len(whens)]
-            run = await start(folder, url, kill_save=(kills + 1, when))
-            if run.error is None:
-                check(run, server)
-                return kills
-            assert isinstance(run.error, Killed)
-            check(await start(folder, url), server)
+    while await run_twice(
+        tmp_path / str(kills), kill_save=(kills + 1, ("before", "after")[kills % 2])
+    ):
         kills += 1
+    assert kills > 12
 
 
-def test_killed_at_any_change_of_the_ledger_it_goes_on(tmp_path: Path) -> None:
-    assert asyncio.run(kill_everywhere(tmp_path, "before", "after")) > 12
-
-
-async def test_killed_while_answers_are_read_it_goes_on(tmp_path: Path) -> None:
-    for rows in (1, 3, 5):
-        folder, server = tmp_path / str(rows), scripted()
-        async with served(server) as url:
-            run = await start(folder, url, kill_row=rows)
-            assert isinstance(run.error, Killed)
-            check(await start(folder, url), server)
+@pytest.mark.parametrize("rows", [1, 3, 5])
+async def test_killed_while_answers_are_read_it_goes_on(tmp_path: Path, rows: int) -> None:
+    assert await run_twice(tmp_path, kill_row=rows)
 
 
 async def test_a_copy_that_was_torn_while_written_is_asked_again(tmp_path: Path) -> None:
@@ -97,37 +94,16 @@ async def test_a_copy_that_was_torn_while_written_is_asked_again(tmp_path: Path)
     assert sorted(line["row"] for line in run.lines) == [0, 1, 2, 3, 4]
 
 
-def test_batches_of_another_division_of_the_rows_are_taken_over_once(tmp_path: Path) -> None:
+async def test_batches_of_another_division_of_the_rows_are_taken_over_once(tmp_path: Path) -> None:
     rows = [row(n) for n in range(6)]
-
-    async def main(server: OpenAIServer) -> tuple[Run, Run]:
-        async with served(server) as url:
-            killed = await run_rows(tmp_path, url, rows, Options(kill_save=(4, "after")))
-            assert isinstance(killed.error, Killed)
-            second = await run_rows(tmp_path, url, rows[1::2], Options(part="2-of-2"))
-            first = await run_rows(tmp_path, url, rows[::2], Options(part="1-of-2"))
-            return second, first
-
     server = OpenAIServer()
-    second, first = asyncio.run(main(server))
+    async with served(server) as url:
+        killed = await run_rows(tmp_path, url, rows, Options(kill_save=(4, "after")))
+        assert isinstance(killed.error, Killed)
+        second = await run_rows(tmp_path, url, rows[1::2], Options(part="2-of-2"))
+        first = await run_rows(tmp_path, url, rows[::2], Options(part="1-of-2"))
     assert (second.error, second.lines) == (None, [])
     assert first.error is None
     assert sorted(line["row"] for line in first.lines) == list(range(6))
     assert len(server.made) == 1
     assert {record.state for record in first.records} == {"done"}
-
-
-async def test_a_new_row_takes_the_answer_of_an_equal_one_in_a_batch_of_an_earlier_start(
-    tmp_path: Path,
-) -> None:
-    server = OpenAIServer()
-    rows = [row(0, id="a"), row(1, id="same"), row(2, id="b"), row(3, id="same")]
-    async with served(server) as url:
-        killed = Options(dedupe=True, kill_save=(4, "after"))
-        assert isinstance((await run_rows(tmp_path, url, rows[:3], killed)).error, Killed)
-        run = await run_rows(tmp_path, url, rows, Options(dedupe=True))
-    assert run.error is None
-    assert [len(batch["lines"]) for batch in server.made] == [3]
-    assert sorted(line["row"] for line in run.lines) == [0, 1, 2, 3]
-    copies = [line for line in run.lines if line.get("copied_from")]
-    assert [line["row"] for line in copies] == [3]

@@ -1,19 +1,28 @@
-"""The next step, decided from records and a clock alone."""
+"""The ledger of batches; the next step, decided from records and a clock alone."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bagent.backends.profile import Form
-from bagent.batches.record import BatchRecord, State
+from bagent.batches.record import (
+    BatchRecord,
+    Ledger,
+    State,
+    all_records,
+    ledger_path,
+    status_lines,
+)
 from bagent.batches.scheduler import (
     FIRST_WAIT,
     MAX_LONE_REFUSALS,
     EnqueuedTokenQuota,
     InputState,
     ProviderBatchScheduler,
+    SendingTimes,
     is_quota_refusal,
 )
 
@@ -94,3 +103,68 @@ def test_the_budget_counts_what_is_out_and_breaks_when_nothing_is() -> None:
 )
 def test_want_of_quota_is_told_from_want_of_money(words: str, expected: bool) -> None:
     assert is_quota_refusal(words) is expected
+
+
+def test_single_calls_have_the_last_part_of_the_time_and_five_minutes_at_least() -> None:
+    assert SendingTimes.of(0.0, 36_000.0).late_at == 30_600.0
+    assert SendingTimes.of(0.0, 1000.0).late_at == 700.0
+    assert SendingTimes.of(0.0, 60.0).late_at == 0.0
+
+
+def test_late_batches_are_cancelled_before_rows_are_sent_singly() -> None:
+    scheduler = ProviderBatchScheduler(late_at=100.0)
+    waiting, sealed = record(1, "waiting"), record(2, "sealed")
+    assert scheduler.next([sealed, waiting], FED, 0.0, 99.0).kind == "send"
+    scheduler.failed(record(3, "sending"), 90.0, 600.0)
+    assert scheduler.next([record(3, "sending")], FED, 0.0, 99.0).until == 100.0
+    step = scheduler.next([sealed, waiting], FED, 0.0, 100.0)
+    assert (step.kind, step.record) == ("cancel", waiting)
+    waiting.cancelled_at = 100.0
+    step = scheduler.next([sealed, waiting], FED, 0.0, 100.0)
+    assert (step.kind, step.record) == ("singly", sealed)
+    assert scheduler.next([waiting], FED, 0.0, 100.0).kind == "poll"
+
+
+# --- the ledger -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A run directory with a folder for its journal."""
+    (tmp_path / "journal").mkdir()
+    return tmp_path
+
+
+def test_the_last_line_of_a_number_counts_and_a_torn_one_does_not(folder: Path) -> None:
+    ledger = Ledger(folder, "all", print)
+    one, two = record(1, "sealed"), record(2, "sealed")
+    ledger.save(one)
+    ledger.save(two)
+    one.state, one.batch_id = "waiting", "batch_7"
+    ledger.save(one)
+    with ledger_path(folder, "all").open("ab") as handle:
+        handle.write(b'{"number":2,"label":"b-2","st')
+    assert [found.state for found in all_records(folder, print)] == ["waiting", "sealed"]
+    told: list[str] = []
+    again = Ledger(folder, "all", told.append)
+    assert [found.batch_id for found in again.live] == ["batch_7", None]
+    assert again.next_number() == 3
+    assert "unfinished last line" in told[0]
+    again.save(two)
+    assert len(ledger_path(folder, "all").read_bytes().splitlines()) == 4
+
+
+def test_how_batches_stand_is_told_in_a_line_each(folder: Path) -> None:
+    assert status_lines(folder, print) == []
+    ledger = Ledger(folder, "all", print)
+    one, two, three = (record(n, "sealed", sent_at=None) for n in (1, 2, 3))
+    one.state = "done"
+    two.state, two.batch_id, two.word, two.ended, two.failed = "waiting", "b7", "in_progress", 3, 1
+    for found in (one, two, three):
+        ledger.save(found)
+    lines = status_lines(folder, print)
+    assert lines == [
+        "1 to be sent, 1 with the provider, 1 done",
+        "batch 2, b7 in_progress, 3 of 10 rows, 1 of them failed",
+        "batch 3, to be sent, 10 rows",
+    ]

@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 
-from bagent.backends.profile import Form
-from bagent.batches.record import BatchRecord, State
-from bagent.batches.scheduler import InputState, ProviderBatchScheduler, SendingTimes
 from bagent.errors import JobError, NeedsPerson
 from bagent.job.load import JobRequest, load_job
 from bagent.money.prices import Price
@@ -20,18 +17,10 @@ from support.batch_runs import BEGIN, Options, Singles, row, run_through, status
 from support.batch_services import Course, OpenAIServer
 from support.jobs import write_job
 
-FED = InputState(over=True, open=False)
 SLOW = Course(("in_progress",))
 HOUR = 3600.0
 LATE = 60.0
 """Seconds after which batches are late: few, so that a test polls little."""
-
-
-def record(number: int, state: State, **more: Any) -> BatchRecord:
-    fields: dict[str, Any] = {"tokens": 100, "sent_at": 0.0, "group": "/v1/x m", **more}
-    return BatchRecord(
-        number, f"b-{number}", "all", rows=10, bytes=1, form=Form(), state=state, **fields
-    )
 
 
 def texts(run: Any) -> Counter[str]:
@@ -46,34 +35,6 @@ def test_the_time_is_a_duration_from_the_start_or_the_next_time_of_the_clock() -
     for wrong in ("0s", "soon", "25:00", "7:3"):
         with pytest.raises(ValueError, match="is no"):
             time_by(wrong, start)
-
-
-def test_single_calls_have_the_last_part_of_the_time_and_five_minutes_at_least() -> None:
-    assert SendingTimes.of(0.0, 10 * HOUR).late_at == 8.5 * HOUR
-    assert SendingTimes.of(0.0, 1000.0).late_at == 700.0
-    assert SendingTimes.of(0.0, 60.0).late_at == 0.0
-
-
-def test_late_batches_are_cancelled_before_rows_are_sent_singly() -> None:
-    scheduler = ProviderBatchScheduler(late_at=100.0)
-    waiting, sealed = record(1, "waiting"), record(2, "sealed")
-    assert scheduler.next([sealed, waiting], FED, 0.0, 99.0).kind == "send"
-    scheduler.failed(record(3, "sending"), 90.0, 600.0)
-    assert scheduler.next([record(3, "sending")], FED, 0.0, 99.0).until == 100.0
-    step = scheduler.next([sealed, waiting], FED, 0.0, 100.0)
-    assert (step.kind, step.record) == ("cancel", waiting)
-    waiting.cancelled_at = 100.0
-    step = scheduler.next([sealed, waiting], FED, 0.0, 100.0)
-    assert (step.kind, step.record) == ("singly", sealed)
-    assert scheduler.next([waiting], FED, 0.0, 100.0).kind == "poll"
-
-
-def test_what_ends_in_time_goes_through_batches_alone(tmp_path: Path) -> None:
-    server = OpenAIServer()
-    run = run_through(tmp_path, server, 20, Options(late_at=BEGIN + LATE))
-    assert run.error is None
-    assert texts(run) == {"fine": 20}
-    assert server.cancels == 0
 
 
 def test_a_late_batch_keeps_its_answers_and_the_others_are_sent_singly(tmp_path: Path) -> None:
@@ -91,18 +52,13 @@ def test_a_late_batch_keeps_its_answers_and_the_others_are_sent_singly(tmp_path:
     assert any("is late: it is cancelled" in line for line in run.notices)
 
 
-def test_after_the_time_of_the_cheaper_tier_calls_are_usual_ones(tmp_path: Path) -> None:
-    Singles.tiers.clear()
-    run = run_through(tmp_path, OpenAIServer(), 6, Options(late_at=BEGIN))
-    assert texts(run) == {"single": 6}
-    assert Singles.tiers == [None] * 6
-
-
-def test_a_run_that_begins_late_makes_no_batch(tmp_path: Path) -> None:
+def test_a_run_that_begins_late_makes_no_batch_and_usual_calls(tmp_path: Path) -> None:
     server = OpenAIServer()
+    Singles.tiers.clear()
     run = run_through(tmp_path, server, 12, Options(late_at=BEGIN - 1, size=5))
     assert texts(run) == {"single": 12}
     assert server.made == []
+    assert Singles.tiers == [None] * 12
 
 
 def test_a_line_counts_with_its_own_limit_in_the_cost_of_single_calls(tmp_path: Path) -> None:
@@ -119,38 +75,24 @@ def test_a_line_counts_with_its_own_limit_in_the_cost_of_single_calls(tmp_path: 
         assert isinstance(run.error, NeedsPerson) != fits, run.error
 
 
-def test_single_calls_never_pass_the_budget(tmp_path: Path) -> None:
-    price = Price("openai", "m-1", 1.0, 2.0)
-    options = Options(late_at=BEGIN, budget=0.0001, price=price, single_price=price)
-    run = run_through(tmp_path, OpenAIServer(), 20, options)
-    assert isinstance(run.error, NeedsPerson)
-    assert run.outcomes == {}
+KILLS: list[dict[str, Any]] = [
+    *({"kill_save": (number, ("before", "after")[number // 2 % 2])} for number in range(2, 14, 2)),
+    {"kill_row": 1},
+    {"kill_row": 15},
+]
 
 
-@pytest.mark.parametrize(
-    ("number", "when"),
-    [(number, ("before", "after")[number // 2 % 2]) for number in range(2, 14, 2)],
-)
+@pytest.mark.parametrize("kill", KILLS)
 def test_killed_at_any_change_nothing_is_twice_and_nothing_lost(
-    tmp_path: Path, number: int, when: str
+    tmp_path: Path, kill: dict[str, Any]
 ) -> None:
-    server = OpenAIServer(SLOW)
-    options = Options(late_at=BEGIN + LATE, kill_save=(number, when), size=10)
-    run_through(tmp_path, server, 20, options)
-    run = run_through(tmp_path, server, 20, Options(late_at=BEGIN + LATE, size=10))
+    server, usual = OpenAIServer(SLOW), {"late_at": BEGIN + LATE, "size": 10}
+    run_through(tmp_path, server, 20, Options(**usual, **kill))
+    run = run_through(tmp_path, server, 20, Options(**usual))
     assert run.error is None, run.error
     assert len(run.outcomes) == len(run.lines) == 20
     assert set(statuses(run).values()) == {"ok"}
     assert server.complaints == []
-
-
-@pytest.mark.parametrize("row", [1, 15])
-def test_killed_between_rows_no_answer_is_written_twice(tmp_path: Path, row: int) -> None:
-    server = OpenAIServer(SLOW)
-    run_through(tmp_path, server, 20, Options(late_at=BEGIN + LATE, kill_row=row))
-    run = run_through(tmp_path, server, 20, Options(late_at=BEGIN + LATE))
-    assert run.error is None, run.error
-    assert len(run.outcomes) == len(run.lines) == 20
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -149,46 +150,32 @@ def test_a_refused_parameter_name_costs_one_round_and_no_try(tmp_path: Path) -> 
     assert all(body["max_completion_tokens"] == 64 and "max_tokens" not in body for body in bodies)
 
 
-@pytest.mark.parametrize("keeps_metadata", [True, False])
-def test_a_batch_that_was_made_without_a_word_is_found_and_not_made_twice(
-    tmp_path: Path, keeps_metadata: bool
+MADE = Course(create=(504, {"message": "gateway timeout"}), made=True)
+BUSY = Course(create=(503, {"message": "later"}))
+FULL = Course(create=(429, {"message": "Rate limit reached for batches"}))
+
+
+@pytest.mark.parametrize(
+    ("courses", "tries", "settings"),
+    [
+        ([MADE], 1, {}),
+        ([MADE], 1, {"keeps_metadata": False}),
+        ([MADE], 1, {"list_troubles": [503, 200]}),
+        ([MADE], 1, {"list_troubles": [429, 503, 429]}),
+        ([BUSY, FULL, Course()], 3, {}),
+    ],
+)
+def test_a_batch_is_made_once_whatever_is_answered_to_its_creation(
+    tmp_path: Path, courses: list[Course], tries: int, settings: dict[str, Any]
 ) -> None:
-    server = OpenAIServer(Course(create=(500, {"message": "gone"}), made=True))
-    server.keeps_metadata = keeps_metadata
+    """It is looked for in the list of batches, which may come late or not at all."""
+    server = OpenAIServer(*courses)
+    for name, value in settings.items():
+        setattr(server, name, value)
     run = run_through(tmp_path, server, 3)
     assert run.error is None
     assert set(statuses(run).values()) == {"ok"}
-    assert (server.tries, len(server.made)) == (1, 1)
-
-
-@pytest.mark.parametrize("troubles", [[503, 200], [429, 503, 429]])
-def test_a_batch_that_may_still_appear_is_not_made_again(
-    tmp_path: Path, troubles: list[int]
-) -> None:
-    server = OpenAIServer(Course(create=(504, {"message": "gateway timeout"}), made=True))
-    server.list_troubles = troubles
-    run = run_through(tmp_path, server, 3, Options())
-    assert run.error is None
-    assert set(statuses(run).values()) == {"ok"}
-    assert server.tries == 1
-
-
-def test_a_batch_that_was_not_made_is_made_once_more(tmp_path: Path) -> None:
-    busy = Course(create=(503, {"message": "later"}))
-    slow = Course(create=(429, {"message": "Rate limit reached for batches"}))
-    server = OpenAIServer(busy, slow, Course())
-    run = run_through(tmp_path, server, 3)
-    assert run.error is None
-    assert (server.tries, len(server.made), server.uploads) == (3, 1, 1)
-
-
-def test_a_server_in_trouble_is_asked_again_after_growing_waits(tmp_path: Path) -> None:
-    server = OpenAIServer()
-    server.down = 7
-    run = run_through(tmp_path, server, 3)
-    assert run.error is None
-    assert set(statuses(run).values()) == {"ok"}
-    assert run.waited > 200
+    assert (server.tries, len(server.made), server.uploads) == (tries, 1, 1)
 
 
 def test_a_provider_that_is_out_of_reach_ends_the_run_to_go_on_later(tmp_path: Path) -> None:
