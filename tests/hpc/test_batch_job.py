@@ -1,20 +1,20 @@
-"""The whole batch script on this machine, with stand-ins for the scheduler's programs."""
+"""The whole batch script on this machine, with stand-ins for the scheduler's programs.
+
+``tests/real/test_slurm.py`` has requeues, cancelled jobs and lost nodes on a real SLURM.
+"""
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-import yaml
 
+from real.parts import free_port
 from support.cli import clean_env, run_bagent
-from support.jobs import results_by_id, rows, write_rows
+from support.jobs import results_by_id, rows, write_job
+from support.run_outcomes import NO_TABLES
 
 pytestmark = pytest.mark.slow  # minutes: run with the real parts
 
@@ -35,14 +35,6 @@ SIM = "bagent sim --decode 100 --output-tokens 8 --api-key $VLLM_API_KEY --port 
 ENGINE = f"{sys.executable} -m {SIM}"
 
 
-def free_ports(count):
-    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [server.getsockname()[1] for server in servers]
-    for server in servers:
-        server.close()
-    return ports
-
-
 @pytest.fixture
 def env(tmp_path):
     folder = tmp_path / "bin"
@@ -55,23 +47,16 @@ def env(tmp_path):
 
 
 def write(folder, count=12, **cluster):
-    write_rows(folder / "rows.jsonl", count)
     usual = {
         "walltime": "10m",
         "engine": ["sh", "-c", f"exec {ENGINE}"],
         "engines_per_node": 2,
-        "ports": free_ports(2),
+        "ports": [free_port(), free_port()],
         "restarts": 0,
     }
-    job = {
-        "name": "job",
-        "input": "rows.jsonl",
-        "prompt": "say {{ text }}",
-        "sampling": {"max_tokens": 500},
-        "results": {"parquet": False, "duckdb": False},
-        "cluster": usual | cluster,
-    }
-    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    keys = {"backend": None, "model": None, "prompt": "say {{ text }}", "results": NO_TABLES}
+    sampling = {"max_tokens": 500}
+    write_job(folder, "", count, **keys, sampling=sampling, cluster=usual | cluster)
 
 
 def submit(folder, env, *words):
@@ -81,25 +66,11 @@ def submit(folder, env, *words):
     return done
 
 
-def start(folder, env, more):
-    return subprocess.Popen(
-        ["bash", "job.sh"],
-        cwd=folder,
-        env=env | more,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
+def run_script(folder, env):
+    done = subprocess.run(
+        ["bash", "job.sh"], cwd=folder, env=env, capture_output=True, text=True, timeout=90
     )
-
-
-def finish(process):
-    try:
-        out, err = process.communicate(timeout=90)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    return process.returncode, out + err
+    return done.returncode, done.stdout + done.stderr
 
 
 def calls(folder):
@@ -107,18 +78,10 @@ def calls(folder):
     return path.read_text() if path.exists() else ""
 
 
-def wait_for(process, seen):
-    end = time.monotonic() + 60
-    while not seen():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < end
-        time.sleep(0.1)
-
-
 def test_engines_start_with_a_key_of_their_own_and_every_row_is_answered(job_dir, env):
     write(job_dir, stage="rows.jsonl", stage_by="copy", stage_to=str(job_dir / "disk"))
     submit(job_dir, env, "--scheduler", "slurm", "--", "--progress", "plain")
-    code, text = finish(start(job_dir, env | {"http_proxy": "http://127.0.0.1:9"}, SLURM))
+    code, text = run_script(job_dir, env | SLURM | {"http_proxy": "http://127.0.0.1:9"})
     assert code == 0, text
     assert sorted(results_by_id(job_dir)) == sorted(row["id"] for row in rows(12))
     batch = job_dir / "runs" / "job.batch" / "77.0"
@@ -131,31 +94,11 @@ def test_engines_start_with_a_key_of_their_own_and_every_row_is_answered(job_dir
     assert calls(job_dir) == ""
 
 
-def test_a_job_that_ran_out_of_time_is_requeued_and_goes_on(job_dir, env):
-    write(job_dir, 60, engines_per_node=1, ports=free_ports(1), requeues=1)
-    submit(job_dir, env, "--scheduler", "slurm", "--set", "limits.concurrency=1")
-    process = start(job_dir, env, SLURM)
-    journal = job_dir / "runs" / "job" / "journal"
-    wait_for(process, lambda: any(p.stat().st_size for p in journal.glob("rows-*.jsonl")))
-    process.send_signal(signal.SIGUSR1)
-    code, text = finish(process)
-    assert code == 75, text
-    assert "scontrol requeue 77" in calls(job_dir)
-    done = len(results_by_id(job_dir))
-    assert 0 < done < 60
-    more = SLURM | {"SLURM_RESTART_COUNT": "1"}
-    code, text = finish(start(job_dir, env, more))
-    assert code == 0, text
-    assert len(results_by_id(job_dir)) == 60
-    assert (job_dir / "runs" / "job.batch" / "77.1").is_dir()
-
-
 def test_the_number_of_requeues_has_an_end(job_dir, env):
     write(job_dir, requeues=1)
     submit(job_dir, env, "--scheduler", "slurm")
-    code, text = finish(
-        start(job_dir, env, SLURM | {"SLURM_RESTART_COUNT": "1", "BAGENT_DEADLINE": "@1"})
-    )
+    more = {"SLURM_RESTART_COUNT": "1", "BAGENT_DEADLINE": "@1"}
+    code, text = run_script(job_dir, env | SLURM | more)
     assert code == 75, text
     assert "went on 1 times already" in text
     assert calls(job_dir) == ""
@@ -165,27 +108,14 @@ def test_under_pbs_a_successor_goes_on(job_dir, env):
     write(job_dir)
     submit(job_dir, env, "--scheduler", "pbs")
     (job_dir / "nodes").write_text("127.0.0.1\n127.0.0.1\n")
-    pbs = {"PBS_JOBID": "5.server", "PBS_NODEFILE": str(job_dir / "nodes")}
-    code, text = finish(start(job_dir, env, pbs | {"BAGENT_DEADLINE": "@1"}))
+    env |= {"PBS_JOBID": "5.server", "PBS_NODEFILE": str(job_dir / "nodes")}
+    code, text = run_script(job_dir, env | {"BAGENT_DEADLINE": "@1"})
     assert code == 75, text
     script = job_dir / "runs" / "job.batch" / "5.0" / "job.sh"
     assert calls(job_dir) == f"qsub -W depend=afterany:5.server -v BAGENT_CHAIN=1 {script}\n"
-    code, text = finish(start(job_dir, env, pbs | {"BAGENT_CHAIN": "1"}))
+    code, text = run_script(job_dir, env | {"BAGENT_CHAIN": "1"})
     assert code == 0, text
     assert len(results_by_id(job_dir)) == 12
-
-
-def test_a_job_that_a_person_cancels_does_not_come_back(job_dir, env):
-    write(job_dir, engine="sleep 600")
-    submit(job_dir, env, "--scheduler", "slurm")
-    process = start(job_dir, env, SLURM)
-    engines = job_dir / "runs" / "job.batch" / "77.0" / "engines"
-    wait_for(process, lambda: len(list(engines.glob("*.json"))) == 2)
-    process.send_signal(signal.SIGTERM)
-    code, text = finish(process)
-    assert code == 75, text
-    assert "stopped by hand" in text
-    assert calls(job_dir) == ""
 
 
 @pytest.mark.parametrize(("scheduler", "said"), [("slurm", "sbatch --parsable"), ("pbs", "qsub")])

@@ -1,4 +1,4 @@
-"""The engines of a node: their commands, and that dead ones come back a stated number of times."""
+"""The engines of a node: their commands, how often dead ones come back, and the lost head node."""
 
 from __future__ import annotations
 
@@ -12,13 +12,18 @@ from pathlib import Path
 
 import pytest
 
+from bagent.hpc.allocation import Allocation
 from bagent.hpc.engines import (
     EngineProcess,
     EngineState,
     EngineSupervisor,
+    HeadNode,
     NodePlan,
     node_engines,
     read_states,
+    requeue,
+    supervise,
+    until_gone,
     with_own_cache,
 )
 from bagent.hpc.startup import is_alive
@@ -140,3 +145,36 @@ def test_the_step_keeps_engines_until_a_signal_and_takes_their_children_along(tm
     assert process.wait(20) == 0
     assert not any(is_alive(int(log.read_text())) for log in logs)
     assert [state.state for state in read_states(tmp_path)] == ["stopped", "stopped"]
+
+
+def test_under_slurm_the_job_is_requeued_and_elsewhere_nothing_is_asked():
+    asked = []
+    for job in (Allocation("slurm", "77"), Allocation("pbs", "78"), Allocation()):
+        asyncio.run(requeue(job, 0, lambda words: asked.append(list(words)) or ""))
+    assert asked == [["scontrol", "requeue", "77"]]
+
+
+def test_engines_are_stopped_when_the_script_is_gone(tmp_path):
+    engine = EngineProcess(("sleep", "600"), {}, 0, 8000, serves=False)
+    head = HeadNode(tmp_path / "alive", 0.0, 1)
+    assert asyncio.run(supervise([engine], tmp_path, "n2", 3, head)) == 0
+    assert [state.state for state in read_states(tmp_path)] == ["stopped"]
+
+
+def test_a_script_is_gone_once_its_file_has_not_changed_for_so_long(tmp_path):
+    alive = tmp_path / "alive"
+    alive.touch()
+    now, looks = 0.0, []
+
+    def pause():
+        nonlocal now
+        now += 10
+        looks.append(now)
+        if now <= 50:
+            os.utime(alive, ns=(0, int(now)))
+        if now == 80:
+            alive.unlink()
+        return 0
+
+    asyncio.run(until_gone(alive, 60, lambda: now, pause))
+    assert looks[-1] == 110

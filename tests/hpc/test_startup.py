@@ -1,4 +1,4 @@
-"""Waiting for engines ends as soon as waiting makes no sense; late ones are taken in."""
+"""Waiting: for engines, as long as that makes sense, and for the owner of a run on a lost node."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from functools import partial
 
+import msgspec
 import pytest
 
 from bagent.hpc import startup
+from bagent.hpc.__main__ import main
 from bagent.hpc.engines import EngineState, write_state
 from bagent.hpc.startup import (
     await_engines,
@@ -18,7 +21,9 @@ from bagent.hpc.startup import (
     late_step,
     report,
     wait_step,
+    wait_until_vacant,
 )
+from bagent.store.lock import LockRecord, RunLock, owner_path
 
 
 @pytest.mark.parametrize(
@@ -115,3 +120,25 @@ def test_late_engines_are_added_to_the_ready_ones(fs, folder):
     (folder / "ready.txt").write_text(f"{first}\n")
     assert late_step([str(folder)]) == 0
     assert (folder / "ready.txt").read_text() == f"{first}\n{late}\n"
+
+
+def test_an_owner_on_another_host_is_waited_for_until_it_is_stale(tmp_path, capsys):
+    record = LockRecord("n7", 41, time.time() - 59.5, token="t")
+    owner_path(tmp_path, "all").write_bytes(msgspec.json.encode(record))
+    assert wait_until_vacant(tmp_path)
+    assert time.time() - record.time >= 60
+    assert "process 41 on n7" in capsys.readouterr().err
+
+
+def test_one_that_lives_is_waited_for_no_longer_than_that_makes_sense(tmp_path):
+    owner = RunLock.acquire(tmp_path, "1-of-2")
+    assert wait_until_vacant(tmp_path, "2-of-2")
+    assert not wait_until_vacant(tmp_path, "1-of-2", stop=lambda: True)
+    assert not wait_until_vacant(tmp_path, stop=lambda: True)
+    owner.release()
+    assert wait_until_vacant(tmp_path)
+
+
+def test_as_a_step_of_a_script_it_always_lets_the_run_begin(tmp_path, capsys):
+    assert main(["vacant", str(tmp_path / "none")]) == 0
+    assert capsys.readouterr().err == ""
