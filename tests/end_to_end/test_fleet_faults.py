@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 import os
-import socket
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from support.cli import Completed, Running, hanging_names_env, run_bagent
 from support.fake_server import FakeServer
+from support.http_servers import in_thread, serve_app
 from support.jobs import results, write_job
 from support.replies import ok, slow
 from support.run_outcomes import NO_TABLES, shell
@@ -28,42 +27,28 @@ Spoil = Callable[[list[Json]], list[Json]]
 MODELS = {"object": "list", "data": [{"id": "fake-model", "owned_by": "vllm"}]}
 
 
-class Engine(BaseHTTPRequestHandler):
-    """Answers each prompt with ``of`` and the prompt; ``spoil`` and ``silent`` are its oddities."""
+def engine(spoil: Spoil, silent: bool) -> web.Application:
+    """An engine that answers each prompt with ``of`` and the prompt, but for its oddities."""
 
-    protocol_version = "HTTP/1.1"
-    spoil: Spoil = staticmethod(list)
-    silent = False
-    over = threading.Event()
+    async def look(request: web.Request) -> web.Response:
+        if silent:
+            await asyncio.sleep(30)
+        known = request.path == "/v1/models"
+        return web.json_response(MODELS if known else {}, status=200 if known else 404)
 
-    def do_GET(self) -> None:
-        """Send the list of models, and nothing else."""
-        if self.silent:
-            self.over.wait(30)
-        known = self.path == "/v1/models"
-        self._send(200 if known else 404, MODELS if known else {})
-
-    def do_POST(self) -> None:
-        """Send one answer for each prompt."""
-        prompts = json.loads(self.rfile.read(int(self.headers["Content-Length"]))).get("prompt")
+    async def complete(request: web.Request) -> web.Response:
+        prompts = (await request.json())["prompt"]
         choices = [
-            {"index": place, "text": f"of {prompt}", "finish_reason": "stop"}
-            for place, prompt in enumerate([prompts] if isinstance(prompts, str) else prompts)
+            {"index": number, "text": f"of {prompt}", "finish_reason": "stop"}
+            for number, prompt in enumerate([prompts] if isinstance(prompts, str) else prompts)
         ]
-        answer = {"object": "text_completion", "model": "m", "choices": self.spoil(choices)}
-        self._send(200, answer)
+        answer = {"object": "text_completion", "model": "m", "choices": spoil(choices)}
+        return web.json_response(answer)
 
-    def _send(self, status: int, answer: Json) -> None:
-        body = json.dumps(answer).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        with suppress(ConnectionError):  # whoever asked has given up
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing."""
+    app = web.Application()
+    app.router.add_get("/{path:.*}", look)
+    app.router.add_post("/v1/completions", complete)
+    return app
 
 
 SPOILS: list[Spoil] = [
@@ -79,25 +64,10 @@ SPOILS: list[Spoil] = [
 
 
 @contextmanager
-def serving(
-    *, family: int = socket.AF_INET, spoil: Spoil = list, silent: bool = False
-) -> Iterator[str]:
+def serving(*, host: str = "127.0.0.1", spoil: Spoil = list, silent: bool = False) -> Iterator[str]:
     """Serve an engine with these oddities; yields its address."""
-    over = threading.Event()
-    handler = type("Odd", (Engine,), {"spoil": staticmethod(spoil), "silent": silent, "over": over})
-    host = "127.0.0.1" if family == socket.AF_INET else "::1"
-    kind = type("Server", (ThreadingHTTPServer,), {"address_family": family})
-    server = kind((host, 0), handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield f"[{host}]:{server.server_port}" if ":" in host else f"{host}:{server.server_port}"
-    finally:
-        over.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with in_thread(serve_app(engine(spoil, silent), host)) as url:
+        yield url.removeprefix("http://")
 
 
 def test_no_row_fails_or_gets_anothers_answer_beside_endpoints_that_answer_lists_wrongly(
@@ -123,7 +93,7 @@ def run_over(folder: Path, hosts: str, **how: Any) -> Completed:
         prompt={"raw": "{{ id }}"},
         batching={"mode": "completions", "size": 8},
         limits={"timeout": {"total": "1s"}, "retries": 20},
-        results={"duckdb": False, "parquet": False},
+        results=NO_TABLES,
     )
     return run_bagent(["run", job], folder, **how)
 
@@ -131,7 +101,7 @@ def run_over(folder: Path, hosts: str, **how: Any) -> Completed:
 def test_a_hostfile_of_an_editor_on_windows_a_lost_name_and_a_set_proxy_are_no_trouble(
     tmp_path: Path,
 ):
-    with serving() as near, serving(family=socket.AF_INET6) as six:
+    with serving() as near, serving(host="::1") as six:
         lines = ["\ufeff# our nodes", near, "", six, near, "no-such-host.invalid:8000 # gone"]
         proxies = dict.fromkeys(("http_proxy", "HTTP_PROXY"), "http://127.0.0.1:9")
         done = run_over(tmp_path, "\r\n".join(lines), env=proxies)

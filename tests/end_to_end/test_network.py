@@ -6,18 +6,17 @@ import socket
 
 import pytest
 
-from support.cli import Running, run_bagent, run_here
+from support.cli import run_bagent, run_here
 from support.fake_server import FakeServer
 from support.forward_proxy import ForwardProxy
 from support.in_process import meanwhile
-from support.jobs import results_by_id, wait_for_outcomes, write_job
+from support.jobs import wait_for_outcomes, write_job
 from support.replies import (
     close,
     cut_body,
     delta,
     echo,
     hang,
-    http_date_in,
     ok,
     raw,
     slow,
@@ -38,22 +37,6 @@ def echo_every_prompt(fs):
 
 
 # --- too many requests ----------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("header", "seconds"), [(http_date_in(3), 2.0), ("1.5", 1.5)])
-def test_nobody_comes_back_earlier_than_told_nor_all_at_once(fs, job_dir, header, seconds):
-    fs.set_script({"*": [status(429, headers={"Retry-After": header}), echo()]})
-    write_job(job_dir, fs.url, 20, limits={"concurrency": 20}, results=NO_TABLES)
-    done = run_bagent(RUN, job_dir)
-    assert done.code == 0, done.err
-    again = []
-    for number in range(1, 21):
-        first, second = fs.of(f"r{number}")
-        assert second.received - first.answered >= seconds, number
-        again.append(second.received)
-    assert max(again) - min(again) > 0.05
-    assert "too many requests" in done.err
 
 
 def test_waits_that_a_server_asks_for_are_kept_and_others_mean_the_usual_one(fs, job_dir):
@@ -81,19 +64,6 @@ def test_a_wait_of_a_day_is_cut_to_the_setting_and_told(fs, job_dir):
     later = [seen for seen in fs.requests if seen.received > throttled]
     assert len(later) == 3
     assert all(seen.received - throttled >= 0.5 for seen in later), "it holds back the others too"
-
-
-def test_a_small_quota_takes_time_but_costs_no_row(job_dir):
-    with FakeServer({"*": [echo()]}, rate=20) as fs:
-        limits = {"concurrency": 50, "retries": 1}
-        write_job(job_dir, fs.url, 40, limits=limits, results=NO_TABLES)
-        done, found = run_rows(job_dir)
-        assert done.code == 0, done.err
-        assert set(statuses(found).values()) == {"ok"}
-        assert len(found) == 40
-        assert len(fs.requests) < 120
-    assert "throttl" in done.err
-    assert "too many requests" in done.err
 
 
 @pytest.mark.slow
@@ -175,35 +145,6 @@ def test_a_port_that_takes_connections_and_says_nothing_is_no_endpoint(job_dir):
         done = run_bagent([*RUN, *BRIEFLY], job_dir)
     assert done.code == 75
     assert done.seconds < 30
-
-
-@pytest.mark.process("concurrent")
-def test_a_server_that_starts_again_is_found_again(fs, job_dir):
-    fs.set_script({"*": [slow(0.1, echo())]})
-    write_job(job_dir, fs.url, 16, limits={"concurrency": 2, "retries": 1}, results=NO_TABLES)
-    with Running(RUN, job_dir) as running:
-        fs.wait_for(6)
-        fs.stop()
-        running.wait_for_err(f"bagent: {fs.address}")  # a probe or a check finds it down
-        fs.restart()
-        done = running.finish()
-    assert done.code == 0, done.err
-    assert len(results_by_id(job_dir)) == 16
-
-
-def test_a_dead_and_a_slow_endpoint_cost_no_row(fs, job_dir):
-    with socket.socket() as free, FakeServer({"*": [slow(0.3, echo())]}) as late:
-        free.bind(("127.0.0.1", 0))
-        dead = f"127.0.0.1:{free.getsockname()[1]}"
-        (job_dir / "hosts.txt").write_text(f"{dead}\n{late.address}\n{fs.address}\n")
-        limits = {"per_endpoint": 4, "retries": 0}
-        keys = {"backend": None, "hostfile": "hosts.txt", "limits": limits, "results": NO_TABLES}
-        write_job(job_dir, fs.url, 60, **keys)
-        done, found = run_rows(job_dir)
-        assert done.code == 0, done.err
-        assert len(found) == len(fs.requests) + len(late.requests) == 60
-        assert len(fs.requests) > len(late.requests) > 0
-    assert f"{dead} does not answer" in done.err
 
 
 # --- proxies and certificates --------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 
 from bagent.remote import storage
 from support.cli import run_bagent
-from support.jobs import results, results_by_id, write_job
+from support.jobs import results, write_job
 from support.remote_files import file_server
 from support.replies import echo
 from support.run_outcomes import NO_TABLES, RUN, error_of
@@ -44,7 +44,7 @@ def job(fs, job_dir, site):
     return write
 
 
-def test_a_run_over_a_bucket_samples_filters_and_goes_on(fs, site, job, job_dir):
+def test_a_run_over_a_bucket_samples_filters_goes_on_and_shows_its_input(fs, site, job, job_dir):
     job(where="other < 50")
     done = run_bagent([*RUN, "--limit", "5"], job_dir, env=site.env)
     assert done.code == 0, done.err
@@ -52,7 +52,9 @@ def test_a_run_over_a_bucket_samples_filters_and_goes_on(fs, site, job, job_dir)
     done = run_bagent(RUN, job_dir, env=site.env)
     assert done.code == 0, done.err
     assert len(fs.requests) == 50
-    rows = results_by_id(job_dir)
+    shown = run_bagent(["results", "--with-input"], job_dir, env=site.env)
+    rows = {row["id"]: row for row in shown.lines()}
+    assert {row["input"]["other"] for row in rows.values()} == set(range(50))
     assert rows["r0007"]["source"] == "s3://b/rows/a.jsonl"
     assert rows["r0007"]["line"] == 8
 
@@ -76,13 +78,6 @@ def test_rows_edited_between_two_starts_are_sent_as_from_a_local_file(
     assert any("edited" in text for text in sent)
     assert any("new" in text for text in sent)
     assert "61 rows: 61 ok, 0 failed" in done.err
-
-
-def test_the_input_is_shown_again_from_the_bucket(site, job, job_dir):
-    job()
-    assert run_bagent(RUN, job_dir, env=site.env).code == 0
-    shown = run_bagent(["results", "--with-input"], job_dir, env=site.env)
-    assert {row["input"]["other"] for row in shown.lines()} == set(range(60))
 
 
 def test_a_run_reads_the_columns_that_it_uses_and_its_tables_keep_whole_rows(

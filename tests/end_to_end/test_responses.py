@@ -1,18 +1,22 @@
-"""Answers with HTTP status 200 that are none, or not quite what the protocol says."""
+"""Answers with HTTP status 200 that are none, or not quite what the protocol says, and streams."""
 
 from __future__ import annotations
 
 import pytest
 
 from support.cli import run_bagent
-from support.jobs import results_by_id, write_job
+from support.jobs import parquet, results_by_id, write_job
 from support.replies import (
     ABSENT,
+    delta,
+    error_body,
     ok,
     ok_reasoning,
     ok_tools,
     refused,
+    stream,
     tool_call,
+    usage_chunk,
 )
 from support.run_outcomes import NO_TABLES, RUN, run_script, statuses
 
@@ -77,3 +81,36 @@ def test_an_answer_without_text_is_not_ok(fs, job_dir):
     assert (found["never"]["status"], found["never"]["error_kind"]) == ("failed", "empty")
     assert found["cut"]["status"] == "truncated"
     assert found["tool"]["status"] == "failed"
+
+
+# --- streams that end early or tell of an error ---------------------------------------------------
+
+
+def test_an_error_in_the_middle_of_a_stream_is_that_error(fs, job_dir):
+    half = [delta("half")]
+    script = {
+        "passing": [stream([*half, error_body(503)], end="done"), GOOD],
+        "event": [stream([*half, 'event: error\ndata: {"message": "overloaded"}\n\n']), GOOD],
+        "lasting": [stream([*half, error_body(400, "context_length_exceeded")], end="done"), GOOD],
+    }
+    done, found = run_script(fs, job_dir, script, stream=True)
+    assert done.code == 1
+    assert found["passing"]["text"] == found["event"]["text"] == "good"
+    assert (found["lasting"]["status"], found["lasting"]["attempts"]) == ("failed", 1)
+    assert found["lasting"]["error_kind"] == "context_overflow"
+
+
+def test_two_attempts_of_a_streamed_row_are_never_mixed(fs, job_dir):
+    first = [delta(None, reasoning="first thought "), delta("first "), usage_chunk(5, 99)]
+    second = [delta(None, reasoning="second thought"), delta("second", "stop"), usage_chunk(5, 1)]
+    script = {
+        "r1": [stream(first, end="close"), stream(second)],
+        "r2": [stream(first, end="cut"), stream(second)],
+    }
+    done, found = run_script(fs, job_dir, script, stream=True, results={"duckdb": False})
+    assert done.code == 0, done.err
+    for row in found.values():
+        assert (row["text"], row["reasoning"]) == ("second", "second thought")
+        assert row["finish_reason"] == "stop"
+    attempts = parquet(job_dir / "runs/job", "attempts")
+    assert sorted(str(one["error_kind"]) for one in attempts) == ["None"] * 2 + ["bad_response"] * 2

@@ -7,7 +7,6 @@ import pytest
 from support.cli import Running, run_bagent
 from support.jobs import (
     journal_files,
-    parquet,
     results_by_id,
     rows,
     run_json,
@@ -117,23 +116,6 @@ def test_a_killed_run_over_a_pipe_goes_on_with_the_pipe_or_without(fs, job_dir):
     assert done.code == 0, done.err
     assert sorted(found) == [f"r{n}" for n in range(1, 9)]
     assert all(fs.count(f"r{n}") == (2 if n == 5 else 1) for n in range(1, 9))
-
-
-@pytest.mark.tables
-def test_a_row_that_fails_again_and_again_is_one_current_row(fs, job_dir):
-    fs.set_script({"r2": [status(500), status(500), status(400), ok("at last")], "*": [echo()]})
-    write_job(job_dir, fs.url, 3, limits={"retries": 0})
-    codes, seen = [], []
-    for options in ([], [], [], ["--retry", "rejected"]):
-        codes.append(run_bagent([*RUN, *options], job_dir).code)
-        seen.append(results_by_id(job_dir)["r2"]["error_kind"])
-    assert codes == [1, 1, 1, 0]
-    assert seen == ["overloaded", "overloaded", "rejected", None]
-    run = job_dir / "runs/job"
-    assert len(parquet(run)) == 3
-    assert len(parquet(run, "attempts")) == len(fs.requests)
-    failed = run / "failed.jsonl"
-    assert not failed.exists() or failed.read_bytes() == b""
 
 
 HARMS = {

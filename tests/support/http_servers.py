@@ -1,4 +1,4 @@
-"""Serving an aiohttp application on 127.0.0.1, and servers in a thread of their own."""
+"""Serving an aiohttp application on this machine, and servers in a thread of their own."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ T = TypeVar("T")
 
 
 @asynccontextmanager
-async def serve_app(app: web.Application) -> AsyncIterator[str]:
-    """Serve ``app`` on a free port; yields its URL without a path."""
+async def serve_app(app: web.Application, host: str = "127.0.0.1") -> AsyncIterator[str]:
+    """Serve ``app`` on a free port of ``host``; yields its URL without a path."""
     runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=0.1, access_log=None)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        host, port = runner.addresses[0][:2]
-        yield f"http://{host}:{port}"
+        await web.TCPSite(runner, host, 0).start()
+        port = runner.addresses[0][1]
+        yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     finally:
         await runner.cleanup()
 
