@@ -37,20 +37,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_every_recipe_is_found() -> None:
-    assert list(RECIPES) == [
-        "Classify",
-        "Extract",
-        "Vote",
-        "Judge",
-        "Summarise what is too long",
-        "Tools",
-        "Conversations",
-        "Responses",
-        "Images",
-        "Embed",
-        "Rows in a bucket",
-        "Cheapest by a time",
-    ]
+    assert len(RECIPES) == TEXT.count("```yaml") > 10
 
 
 @pytest.mark.parametrize("name", sorted(RECIPES))
