@@ -62,7 +62,7 @@ test-real-core: setup ## of these the main job: killed again and again, and on a
 	tests/real/install_vllm.sh
 	tests/real/install_dynamo.sh
 	$(BIN)/pytest -m "slow and not real" $(PARALLEL) $(CORE)
-	$(BIN)/pytest -m real tests/real/test_vllm_main_job.py tests/real/test_dynamo_main_job.py
+	$(BIN)/pytest -m real tests/real/test_main_job.py
 
 SEEDS ?= 1000
 FIRST ?= 0

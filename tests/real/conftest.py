@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,10 +10,12 @@ from tempfile import mkdtemp
 
 import pytest
 
-from real.parts import venv
+from real.parts import free_port, venv
 from real.serve_dynamo import DynamoMocker
 from real.serve_slurm import SlurmCluster
 from real.serve_vllm import VllmServer
+from real.slurm_jobs import SIM
+from support.cli import clean_env
 
 StartVllm = Callable[..., VllmServer]
 
@@ -60,6 +63,22 @@ def slurm() -> Iterator[SlurmCluster]:
     """A SLURM with three nodes."""
     with SlurmCluster(3, Path(mkdtemp(prefix="slurm-"))) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def slurm_env(slurm: SlurmCluster, job_dir: Path) -> dict[str, str]:
+    """The environment of commands that submit jobs."""
+    return clean_env(job_dir / ".home", slurm.env)
+
+
+@pytest.fixture
+def slurm_engine(slurm: SlurmCluster) -> Iterator[str]:
+    """A simulated engine on this machine that the nodes can reach; its backend."""
+    port = free_port()
+    command = [*SIM, "--host", slurm.address, "--port", str(port)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        yield f"vllm://{slurm.address}:{port}"
+        process.terminate()
 
 
 @pytest.fixture(scope="session")

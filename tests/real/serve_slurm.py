@@ -9,7 +9,8 @@ Jobs of the partition "pbs" see what a job of OpenPBS sees: PBS_JOBID and PBS_NO
 SLURM's variables. SLURM's own qsub submits them; nodes are reached by ssh (``ssh_folder`` first on
 PATH), as srun is not there.
 
-By hand: ``python tests/real/serve_slurm.py 3`` runs until Ctrl-C and prints what to export.
+By hand: ``PYTHONPATH=tests python -m real.serve_slurm 3`` runs until Ctrl-C and prints what to
+export.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from real.parts import free_port
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "scontrol", "unshare", "ip")
 SSHD = "/usr/sbin/sshd"
@@ -251,7 +254,7 @@ class SlurmCluster:
         key = folder / "munge.key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o600)
-        (port,) = free_ports(1)
+        port = free_port()
         hosts, lines = ["127.0.0.1 localhost", f"{self.address} {here}"], []
         for name in self.nodes:
             hosts.append(f"{_address(name)} {name}")
@@ -335,15 +338,6 @@ def _card(node: str) -> str:
 
 def _address(node: str) -> str:
     return f"{NETWORK}.{10 + int(node[1:])}"
-
-
-def free_ports(count: int) -> list[int]:
-    """TCP ports that nothing listens on now."""
-    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [server.getsockname()[1] for server in servers]
-    for server in servers:
-        server.close()
-    return ports
 
 
 def main() -> None:

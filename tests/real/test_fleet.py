@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,12 @@ from real.parts import LlmServer
 from real.serve_dynamo import DynamoMocker
 from real.serve_vllm import VllmServer
 from support.cli import Completed, Running, run_bagent
-from support.jobs import journal_lines, results_by_id, write_job
+from support.jobs import journal_lines, results_by_id, wait_until, write_job
+from support.run_outcomes import NO_TABLES
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 Json = Any
-NO_TABLES = {"duckdb": False, "parquet": False}
 NARROW = ["--max-num-seqs=8", "--max-num-queued-reqs=40", "--max-model-len=3072"]
 """Of the second vLLM: what is more than this many is refused with 503."""
 BUSY = ["--load-aware", "--active-decode-blocks-threshold", "0.01"]
@@ -70,48 +69,34 @@ def write_fleet(
     return write_job(folder, "vllm://", rows, **usual | keys)
 
 
-def run(folder: Path, job: Path, *options: str) -> Completed:
+def run(folder: Path, job: Path) -> Completed:
     """Run to the end; answers of the models here end by their limit alone."""
-    return run_bagent(["run", job, "--no-canary", *options], folder, timeout=300)
+    return run_bagent(["run", job, "--no-canary"], folder, timeout=300)
 
 
-def lines_of(folder: Path, kind: str, name: str = "job") -> list[dict[str, Json]]:
-    """The journal of one kind, in its order."""
-    files = sorted((folder / "runs" / name / "journal").glob(f"{kind}-*.jsonl"))
-    return [msgspec.json.decode(line) for file in files for line in file.read_bytes().splitlines()]
-
-
-def attempts(folder: Path, name: str = "job") -> list[dict[str, Json]]:
+def attempts(folder: Path) -> list[dict[str, Json]]:
     """Every row's part in every request."""
-    return lines_of(folder, "attempts", name)
+    return [line for line in journal_lines(folder / "runs/job") if "sent" in line]
 
 
-def good(folder: Path, name: str = "job") -> list[dict[str, Json]]:
+def good(folder: Path) -> list[dict[str, Json]]:
     """The attempts that brought an answer."""
-    return [one for one in attempts(folder, name) if "error_kind" not in one]
+    return [one for one in attempts(folder) if "error_kind" not in one]
 
 
-def served(folder: Path, name: str = "job") -> dict[str, set[int]]:
+def served(folder: Path) -> dict[str, set[int]]:
     """The sizes of the groups that each endpoint answered well."""
     sizes: dict[str, set[int]] = {}
-    for one in good(folder, name):
+    for one in good(folder):
         sizes.setdefault(one["endpoint"], set()).add(one["group_size"])
     return sizes
 
 
-def all_answered(folder: Path, count: int, done: Completed, name: str = "job") -> None:
+def all_answered(folder: Path, count: int, done: Completed) -> None:
     """Every row has an answer, cut off at its limit as such models do, or whole."""
-    rows = results_by_id(folder, f"runs/{name}")
+    rows = results_by_id(folder)
     assert len(rows) == count, done.err
     assert {row["status"] for row in rows.values()} <= {"ok", "truncated"}, done.err
-
-
-def until(done: Callable[[], bool], words: str, seconds: float = 120.0) -> None:
-    """Wait for other processes to get somewhere."""
-    end = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < end, words
-        time.sleep(0.1)
 
 
 def tokens(server: VllmServer, text: str) -> int:
@@ -146,24 +131,6 @@ def test_chats_travel_as_each_endpoint_can_carry_them(
     # the batch route of chats is vLLM's: Dynamo has none, and gets one call after another
     assert sizes[router.address] == {1}
     assert [max(sizes[engine.address]) for engine in engines] == [16, 16], sizes
-
-
-def test_chats_in_lists_have_the_tokens_of_chat_calls_where_that_was_proven(
-    vllm_tiny: VllmServer, narrow: VllmServer, job_dir: Path
-) -> None:
-    engines = vllm_tiny, narrow
-    tokens = {}
-    lists = {"mode": "completions", "size": 16}
-    for name, batching in (("lists", lists), ("single", {"mode": "single"})):
-        # no more at once than the narrow one holds, or it is left in peace for a while
-        limits = {"per_endpoint": 32}
-        job = write_fleet(job_dir, 200, *engines, batching=batching, limits=limits)
-        done = run(job_dir, job, "--name", name)
-        all_answered(job_dir, 200, done, name)
-        tokens[name] = {one["id"]: one["prompt_tokens"] for one in good(job_dir, name)}
-    sizes = served(job_dir, "lists")
-    assert any(max(found) > 1 for found in sizes.values()), sizes
-    assert tokens["lists"] == tokens["single"]
 
 
 @pytest.mark.parametrize("prompt", [{"raw": "id={{ id }} {{ text }}"}, {"user": "{{ text }}"}])
@@ -213,12 +180,12 @@ def test_an_endpoint_killed_in_the_middle_and_started_again_costs_no_row(
             limits={"per_endpoint": 16},
         )
         with Running(["run", job, "--no-canary"], job_dir) as running:
-            until(lambda: rows_of(narrow) > 60, "the endpoint never answered")
+            wait_until(lambda: rows_of(narrow) > 60)
             narrow.kill()
             running.wait_for_err("does not answer", timeout=60.0)
             before, beside = rows_of(narrow), rows_of(slow)
             narrow.start()
-            until(lambda: rows_of(narrow) > before + 60, "nothing was sent to it once it was back")
+            wait_until(lambda: rows_of(narrow) > before + 60)
             assert rows_of(slow) > beside
             done = running.finish(timeout=240)
     all_answered(job_dir, 800, done)

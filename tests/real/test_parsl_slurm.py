@@ -2,78 +2,31 @@
 
 from __future__ import annotations
 
-import os
-import re
-import shlex
-import shutil
-import subprocess
-import sys
 import time
-from collections import Counter
 
 import msgspec
-import pytest
-import yaml
 
 from bagent.store.lock import owners
-from real.serve_slurm import free_ports
-from support.cli import Running, clean_env, run_bagent
-from support.jobs import journal_lines, results_by_id, rows, write_rows
+from real.slurm_jobs import (
+    ENGINE,
+    NEEDS_SLURM,
+    assert_every_row_once,
+    output,
+    submit,
+    wait_for_end,
+    write_cluster_job,
+)
+from support.cli import Running
 
-pytestmark = [
-    pytest.mark.real,
-    pytest.mark.slow,
-    pytest.mark.timeout(400),
-    pytest.mark.skipif(os.geteuid() != 0, reason="SLURM's daemons run as root"),
-    pytest.mark.skipif(shutil.which("slurmctld") is None, reason="tests/real/install_slurm.sh"),
-]
+pytestmark = NEEDS_SLURM
 
 RUN = ["run", "job.yaml", "--executor", "parsl", "--progress", "plain", "--wait-hosts", "60s"]
-SIM = ["sim", "--decode", "60", "--output-tokens", "30"]
 
 
-@pytest.fixture
-def env(slurm, job_dir):
-    return clean_env(job_dir / ".home", slurm.env)
-
-
-@pytest.fixture
-def engine(slurm):
-    """A simulated engine on this machine, where the nodes can reach it."""
-    (port,) = free_ports(1)
-    place = ["--host", slurm.address, "--port", str(port)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bagent", *SIM, *place], stderr=subprocess.DEVNULL
-    )
-    yield f"vllm://{slurm.address}:{port}"
-    process.terminate()
-    process.wait(10)
-
-
-def write(folder, count, cluster, **keys):
-    write_rows(folder / "rows.jsonl", count)
-    job = {
-        "name": "job",
-        "input": "rows.jsonl",
-        "prompt": "say {{ text }}",
-        "sampling": {"max_tokens": 500},
-        "limits": {"concurrency": 6},
-        "results": {"parquet": False, "duckdb": False},
-        "cluster": {"scheduler": "slurm", "walltime": "10m"} | cluster,
-    }
-    (folder / "job.yaml").write_text(yaml.safe_dump(job | keys))
-
-
-def assert_every_row_once(folder, count):
-    found = results_by_id(folder)
-    assert sorted(found) == sorted(row["id"] for row in rows(count))
-    assert {row["status"] for row in found.values()} == {"ok"}
-    ok = [line["id"] for line in journal_lines(folder / "runs/job") if line.get("status") == "ok"]
-    assert max(Counter(ok).values()) == 1
-
-
-def test_a_chunk_on_a_crashed_node_is_done_by_another_batch_job(slurm, job_dir, env, engine):
-    write(job_dir, 120, {"jobs": 2, "chunks": 4}, backend=engine)
+def test_a_chunk_on_a_crashed_node_is_done_by_another_batch_job(
+    slurm, job_dir, slurm_env, slurm_engine
+):
+    write_cluster_job(job_dir, 120, {"jobs": 2, "chunks": 4}, backend=slurm_engine)
     run_dir = job_dir / "runs" / "job"
     with Running(RUN, job_dir, slurm.env) as running:
         end = time.monotonic() + 120
@@ -99,20 +52,12 @@ def _rows_of_all(run_dir):
     return len(parts) >= 2 and all(path.stat().st_size for path in parts)
 
 
-def test_inside_a_batch_job_chunks_are_done_on_its_nodes(slurm, job_dir, env):
-    sim = shlex.join([sys.executable, "-m", "bagent", *SIM])
-    place = "--host {node} --port {port} --api-key $VLLM_API_KEY"
-    cluster = {"nodes": 3, "engine": ["sh", "-c", f"exec {sim} {place}"], "ports": 18700}
-    write(job_dir, 60, cluster | {"chunks": 6, "min_fraction": 1, "start_timeout": "2m"})
-    done = run_bagent(["submit", "job.yaml", "--go", "--", "--executor", "parsl"], job_dir, env=env)
-    assert done.code == 0, done.err
-    number = re.search(r"submitted job (\d+)", done.err)[1]
-    end = time.monotonic() + 180
-    while slurm.job(number)["JobState"] in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"):
-        assert time.monotonic() < end, slurm.logs()
-        time.sleep(0.5)
-    text = (job_dir / f"job.{number}.out").read_text()
-    assert slurm.job(number)["JobState"] == "COMPLETED", text
+def test_inside_a_batch_job_chunks_are_done_on_its_nodes(slurm, job_dir, slurm_env):
+    cluster = {"nodes": 3, "engine": ["sh", "-c", ENGINE], "ports": 18700, "chunks": 6}
+    write_cluster_job(job_dir, 60, cluster | {"min_fraction": 1, "start_timeout": "2m"})
+    number = submit(job_dir, slurm_env, "--", "--executor", "parsl")
+    state, text = wait_for_end(slurm, number, 180), output(job_dir, number)
+    assert state == "COMPLETED", text
     assert "6 chunks, 3 at once on 3 nodes" in text
     assert_every_row_once(job_dir, 60)
     starts = [

@@ -195,10 +195,3 @@ def test_where_answers_do_not_tell_counters_do(quiet: VllmServer, job_dir: Path)
     assert share_told(done) == pytest.approx(counted.share, abs=BAND)
     attempts = parquet(job_dir / "runs/job", "attempts")
     assert {one["cached_tokens"] for one in attempts} == {None}
-
-
-def test_what_is_not_told_at_all_is_unknown(quiet: VllmServer, job_dir: Path) -> None:
-    address = f"http://{quiet.address}/v1"  # as a server of any make: its counters are not read
-    keys = {"backend": address, "hostfile": None}
-    done = ask(job_dir, questions("unknown"), quiet, **keys)
-    assert cache_line(done) == "unknown: the server does not tell what its prefix cache knew"

