@@ -56,7 +56,6 @@ def refused(code: str, status: int | None, message: str = "words") -> BaseExcept
 )
 def test_errors_have_the_kinds_of_other_providers(error: BaseException, kind: str) -> None:
     found = failure_from_exception(error, "bedrock/us-east-1")
-    assert found is not None
     assert found.kind == kind.replace("busy", "overloaded")
     assert found.passing == (kind not in ("budget", "rejected", "auth"))
     assert found.busy == (kind in ("rate_limited", "busy"))
@@ -69,7 +68,6 @@ def test_a_fault_of_our_own_is_no_failure_of_the_server() -> None:
 
 def test_missing_credentials_come_with_what_to_do() -> None:
     found = failure_from_exception(aws.NoCredentialsError(), "here")
-    assert found is not None
     assert "AWS_PROFILE" in found.message
 
 
@@ -96,13 +94,11 @@ def read(*events: Any) -> Reply | Failure:
 def test_a_call_has_its_arguments_whether_its_block_is_told_to_end_or_not(last: list[Any]) -> None:
     pieces = [delta(0, {"toolUse": {"input": piece}}) for piece in ('{"n"', ":1}")]
     found = read(start(0, USED), *pieces, *last, STOP)
-    assert isinstance(found, Reply)
     assert [json.loads(call.arguments) for call in found.tool_calls] == [{"n": 1}]
 
 
 def test_arguments_that_are_cut_stay_visible() -> None:
     found = read(start(0, USED), delta(0, {"toolUse": {"input": '{"n":'}}), STOP)
-    assert isinstance(found, Reply)
     assert [call.arguments for call in found.tool_calls] == ['{"n":']
 
 
@@ -117,7 +113,6 @@ def test_arguments_that_are_cut_stay_visible() -> None:
 )
 def test_a_stream_without_a_stop_reason_is_no_answer(events: list[Any]) -> None:
     found = read(*events)
-    assert isinstance(found, Failure)
     assert (found.kind, found.passing) == ("bad_response", True)
 
 

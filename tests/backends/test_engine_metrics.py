@@ -138,7 +138,6 @@ async def test_the_route_lies_beside_v1_and_a_redirect_to_its_slash_is_followed(
     redirect = "307 Temporary Redirect\r\nLocation: /m/metrics/", b""
     async with served(redirect, ("200 OK", VLLM)) as (to, asked):
         found = await LoadReader(Transport(), clock=lambda: 7.0).read(to, 5.0)
-    assert found is not None
     assert (found.at, found.running, found.waiting) == (7.0, 4, 8)
     assert asked == ["/m/metrics", "/m/metrics/"]
 

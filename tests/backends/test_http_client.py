@@ -128,7 +128,7 @@ def test_a_key_with_a_line_break_is_a_lasting_failure(fs):
     assert fs.requests == []
 
 
-def test_an_http_proxy_sees_the_whole_address(fs):
+async def test_an_http_proxy_sees_the_whole_address():
     heads = []
 
     async def proxy(reader, writer):
@@ -136,12 +136,9 @@ def test_an_http_proxy_sees_the_whole_address(fs):
         body = b'{"choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}]}'
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
 
-    async def main():
-        async with raw_server(proxy) as port:
-            to = endpoint("http://outside.test/v1", proxy=f"http://u:s3cret@127.0.0.1:{port}")
-            return await send(to)
-
-    assert reply(asyncio.run(main())).text == "yes"
+    async with raw_server(proxy) as port:
+        to = endpoint("http://outside.test/v1", proxy=f"http://u:s3cret@127.0.0.1:{port}")
+        assert reply(await send(to)).text == "yes"
     (head,) = heads
     assert head.startswith(b"POST http://outside.test/v1/chat/completions HTTP/1.1\r\n")
     assert b"Host: outside.test\r\n" in head

@@ -45,19 +45,16 @@ def late(exchange, words):
     return found
 
 
-def test_total_bounds_each_request_of_a_kept_open_connection(fs):
+async def test_total_bounds_each_request_of_a_kept_open_connection(fs):
     fs.set_script({"r1": [ok()], "r2": [hang()], "r3": [hang()]})
-
-    async def main():
-        limits = Timeouts(total=LIMIT)
-        async with backend() as found:
-            to = endpoint(fs.url)
-            await asyncio.gather(*(found.send(to, [request("r1")], limits) for _ in range(2)))
-            first = asyncio.create_task(found.send(to, [request("r2")], limits))
-            await asyncio.sleep(LIMIT / 2)
-            return [await found.send(to, [request("r3")], limits), await first]
-
-    for exchange in asyncio.run(main()):
+    limits = Timeouts(total=LIMIT)
+    async with backend() as found:
+        to = endpoint(fs.url)
+        await asyncio.gather(*(found.send(to, [request("r1")], limits) for _ in range(2)))
+        first = asyncio.create_task(found.send(to, [request("r2")], limits))
+        await asyncio.sleep(LIMIT / 2)
+        exchanges = [await found.send(to, [request("r3")], limits), await first]
+    for exchange in exchanges:
         late(exchange, "no whole answer from here within 0.3 s")
 
 

@@ -96,23 +96,20 @@ def test_https_to_a_server_that_speaks_http_says_so(fs):
     assert "plain http" in found.message
 
 
-def test_tls_works_through_a_tunnel(secure, site):
+async def test_tls_works_through_a_tunnel(secure, site):
+    async def pump(source, sink):
+        while data := await source.read(65536):
+            sink.write(data)
+        sink.close()
+
     async def tunnel(reader, writer):
         await reader.readuntil(b"\r\n\r\n")
         inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", secure.port)
         writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-
-        async def pump(source, sink):
-            while data := await source.read(65536):
-                sink.write(data)
-            sink.close()
-
         await asyncio.gather(pump(reader, inner_writer), pump(inner_reader, writer))
 
-    async def main():
-        async with raw_server(tunnel) as port:
-            proxy = f"http://127.0.0.1:{port}"
-            return await send(endpoint(secure.url, ca_file=str(site.ca_file), proxy=proxy))
-
-    assert reply(asyncio.run(main())).text
+    async with raw_server(tunnel) as port:
+        proxy = f"http://127.0.0.1:{port}"
+        exchange = await send(endpoint(secure.url, ca_file=str(site.ca_file), proxy=proxy))
+    assert reply(exchange).text
     assert len(secure.requests) == 1

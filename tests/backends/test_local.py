@@ -95,27 +95,29 @@ def test_a_missing_model_file_is_a_usage_error(tmp_path: Path) -> None:
         model_file(tmp_path / "none.gguf", lambda _name: find_spec("json"))
 
 
-def test_the_head_of_a_model_file_is_read(tmp_path: Path) -> None:
+HEADS: dict[str, Any] = {
+    "llama.attention.head_count_kv": [1, 4, 2],
+    "llama.attention.key_length": 100,
+    "llama.attention.value_length": 50,
+}
+ODD_LLAMA = HEADS | {key: value for key, value in LLAMA.items() if key not in HEADS}
+
+
+@pytest.mark.parametrize(
+    ("entries", "context", "kv_bytes"),
+    [
+        (LLAMA, 8192, 30 * 3 * (64 + 64) * 2),
+        (ODD_LLAMA, 8192, 30 * 4 * 150 * 2),
+        ({"general.architecture": "new"}, 4096, 131_072),
+    ],
+    ids=["llama", "heads by layer", "unknown, taken as a large one"],
+)
+def test_the_head_of_a_model_file_is_read(
+    tmp_path: Path, entries: dict[str, Any], context: int, kv_bytes: int
+) -> None:
     path = tmp_path / "tiny.gguf"
-    path.write_bytes(_gguf(LLAMA))
-    assert read_model(path) == ModelFile("tiny", 8192, 30 * 3 * (64 + 64) * 2)
-
-
-def test_heads_by_layer_and_own_key_sizes_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "odd.gguf"
-    more = {
-        "llama.attention.head_count_kv": [1, 4, 2],
-        "llama.attention.key_length": 100,
-        "llama.attention.value_length": 50,
-    }
-    path.write_bytes(_gguf({**more, **{k: v for k, v in LLAMA.items() if k not in more}}))
-    assert read_model(path).kv_bytes == 30 * 4 * 150 * 2
-
-
-def test_an_unknown_architecture_is_taken_as_a_large_one(tmp_path: Path) -> None:
-    path = tmp_path / "new.gguf"
-    path.write_bytes(_gguf({"general.architecture": "new"}))
-    assert read_model(path) == ModelFile("new", 4096, 131_072)
+    path.write_bytes(_gguf(entries))
+    assert read_model(path) == ModelFile("tiny", context, kv_bytes)
 
 
 @pytest.mark.parametrize("data", [b"", b"PK\x03\x04 and more", _gguf(LLAMA)[:60]])

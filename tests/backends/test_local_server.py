@@ -9,14 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import aiohttp
 import pytest
 
 from bagent.backends.engines.local import (
@@ -27,38 +27,31 @@ from bagent.backends.engines.local import (
     model_file,
     start_local,
 )
-from bagent.backends.engines.local_server import (
-    RequestedSettings,
-)
+from bagent.backends.engines.local_server import RequestedSettings
 from bagent.errors import UsageError
+from support.jobs import wait_until
 
 
-class Served:
-    """A running local model on a loop that lives as long as the tests of this file."""
+def post(local: RunningLocal, body: Any, key: str | None = None) -> tuple[int, Any]:
+    """Status and JSON of the answer to one chat; ``body`` is JSON, or bytes sent as they are."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {
+        "Authorization": f"Bearer {key or local.api_key}",
+        "Content-Type": "application/json",
+    }
+    request = urllib.request.Request(f"{local.url}/chat/completions", data, headers)
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
 
-    def __init__(self, runner: asyncio.Runner, local: RunningLocal) -> None:
-        self.runner = runner
-        self.local = local
 
-    def post(self, path: str, body: Any, key: str | None = None) -> tuple[int, str]:
-        """Status and text; ``body`` is JSON, or bytes sent as they are."""
-
-        async def ask() -> tuple[int, str]:
-            headers = {"Authorization": f"Bearer {key or self.local.api_key}"}
-            sent = {"data": body} if isinstance(body, bytes) else {"json": body}
-            connector = aiohttp.TCPConnector(force_close=True)
-            async with aiohttp.ClientSession(connector=connector) as session:
-                url = self.local.url.removesuffix("/v1") + path
-                async with session.post(url, headers=headers, **sent) as response:
-                    return response.status, await response.text()
-
-        return self.runner.run(ask())
-
-    def chat(self, text: str, **fields: Any) -> Any:
-        body = {"messages": [{"role": "user", "content": text}], "temperature": 0, **fields}
-        status, reply = self.post("/v1/chat/completions", body)
-        assert status == 200, reply
-        return json.loads(reply)
+def chat(local: RunningLocal, text: str, **fields: Any) -> Any:
+    body = {"messages": [{"role": "user", "content": text}], "temperature": 0, **fields}
+    status, reply = post(local, body)
+    assert status == 200, reply
+    return reply
 
 
 def _need_packages() -> None:
@@ -68,29 +61,30 @@ def _need_packages() -> None:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningLocal]:
+    """A local model on a loop that lives as long as the tests of this file."""
     _need_packages()
     log = tmp_path_factory.mktemp("local") / "local.log"
     with asyncio.Runner() as runner:
         local = start_local(LocalConfig(log, requested=RequestedSettings(context=512, parallel=2)))
         runner.run(local.__aenter__())
         try:
-            yield Served(runner, local)
+            yield local
         finally:
             runner.run(local.__aexit__(None, None, None))
 
 
-def test_it_answers_in_english_and_counts_tokens(served: Served) -> None:
-    reply = served.chat("What is the capital of France?", max_tokens=12)
+def test_it_answers_in_english_and_counts_tokens(served: RunningLocal) -> None:
+    reply = chat(served, "What is the capital of France?", max_tokens=12)
     assert "Paris" in reply["choices"][0]["message"]["content"]
-    assert reply["model"] == served.local.model
+    assert reply["model"] == served.model
     usage = reply["usage"]
     assert usage["prompt_tokens"] + usage["completion_tokens"] == usage["total_tokens"]
-    again = served.chat("What is the capital of France?", max_tokens=1)
+    again = chat(served, "What is the capital of France?", max_tokens=1)
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
 
-def test_it_obeys_a_schema(served: Served) -> None:
+def test_it_obeys_a_schema(served: RunningLocal) -> None:
     schema = {
         "type": "object",
         "properties": {"sentiment": {"enum": ["positive", "negative"]}},
@@ -98,33 +92,31 @@ def test_it_obeys_a_schema(served: Served) -> None:
         "additionalProperties": False,
     }
     form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
-    reply = served.chat("I love it. Sentiment?", max_tokens=40, response_format=form)
+    reply = chat(served, "I love it. Sentiment?", max_tokens=40, response_format=form)
     value = json.loads(reply["choices"][0]["message"]["content"])
     assert value["sentiment"] in ("positive", "negative")
 
 
-def test_its_errors_are_what_the_table_says(served: Served) -> None:
-    path = "/v1/chat/completions"
+def test_its_errors_are_what_the_table_says(served: RunningLocal) -> None:
     long = {"messages": [{"role": "user", "content": "word " * 900}]}
-    status, text = served.post(path, long)
-    assert status == 400
-    assert json.loads(text)["error"]["type"] == "exceed_context_size_error"
-    assert "exceeds the available context size (512 tokens)" in text
-    status, text = served.post(path, b'{"messages": [')
-    assert (status, json.loads(text)["error"]["type"]) == (400, "invalid_request_error")
-    status, text = served.post(path, long, key="wrong")
-    assert (status, json.loads(text)["error"]["type"]) == (401, "authentication_error")
+    status, reply = post(served, long)
+    assert (status, reply["error"]["type"]) == (400, "exceed_context_size_error")
+    assert "exceeds the available context size (512 tokens)" in reply["error"]["message"]
+    status, reply = post(served, b'{"messages": [')
+    assert (status, reply["error"]["type"]) == (400, "invalid_request_error")
+    status, reply = post(served, long, key="wrong")
+    assert (status, reply["error"]["type"]) == (401, "authentication_error")
 
 
-def test_the_key_is_in_no_argument_of_a_process(served: Served) -> None:
-    arguments = Path(f"/proc/{served.local.pid}/cmdline").read_bytes()
+def test_the_key_is_in_no_argument_of_a_process(served: RunningLocal) -> None:
+    arguments = Path(f"/proc/{served.pid}/cmdline").read_bytes()
     assert b"local_server" in arguments
-    assert served.local.api_key.encode() not in arguments
+    assert served.api_key.encode() not in arguments
 
 
-def test_it_outlives_ctrl_c(served: Served) -> None:
-    os.kill(served.local.pid, signal.SIGINT)
-    assert served.chat("What is the capital of France?", max_tokens=1)["choices"]
+def test_it_outlives_ctrl_c(served: RunningLocal) -> None:
+    os.kill(served.pid, signal.SIGINT)
+    assert chat(served, "What is the capital of France?", max_tokens=1)["choices"]
 
 
 def _listens(url: str) -> bool:
@@ -134,15 +126,6 @@ def _listens(url: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def _soon_silent(url: str) -> bool:
-    end = time.monotonic() + 10
-    while time.monotonic() < end:
-        if not _listens(url):
-            return True
-        time.sleep(0.02)
-    return False
 
 
 PARENT = """
@@ -172,7 +155,7 @@ def test_it_dies_with_a_killed_parent(tmp_path: Path) -> None:
         url = parent.stdout.readline().strip()
         assert _listens(url)
         parent.send_signal(signal.SIGKILL)
-    assert _soon_silent(url)
+    wait_until(lambda: not _listens(url))
 
 
 def test_a_file_that_is_no_model_ends_in_one_line_with_the_reason(tmp_path: Path) -> None:

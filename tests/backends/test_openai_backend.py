@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 import pytest
@@ -46,19 +45,15 @@ def test_a_plain_call_sends_exactly_its_bytes(fs):
     assert exchange.first_token is None
 
 
-def test_the_model_is_the_settings_else_the_endpoints_tag_else_what_a_probe_found():
+async def test_the_model_is_the_settings_else_the_endpoints_tag_else_what_a_probe_found():
     auto = CallSettings(model=None, sampling={}, extra={})
-
-    async def main(fs):
+    with FakeServer(strict=False) as fs:
         async with backend() as found:
             plain, tagged = endpoint(fs.url), endpoint(fs.url, tags={"model": "tagged"})
             for to, settings in ((plain, auto), (tagged, auto), (tagged, PLAIN)):
                 await found.send(to, [request(settings=settings)], QUICK)
             await found.probe(plain, 5.0)
             await found.send(plain, [request(settings=auto)], QUICK)
-
-    with FakeServer(strict=False) as fs:
-        asyncio.run(main(fs))
         models = [seen.body.get("model") for seen in fs.requests]
     assert models == [None, "tagged", "m", "fake-model"]
 

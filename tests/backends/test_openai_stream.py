@@ -106,7 +106,6 @@ def test_the_time_to_the_first_token_does_not_count_empty_deltas():
 )
 def test_an_error_event_is_the_failure_it_names(error, kind, passing):
     failure = read(delta("half"), b"event: error\n" + event(**error), DONE)
-    assert isinstance(failure, Failure)
     assert (failure.kind, failure.passing, failure.text) == (kind, passing, "half")
 
 
@@ -117,14 +116,12 @@ def test_a_plain_json_body_called_an_event_stream_is_read_as_such():
     assert "<h1>no</h1>" in read(b"<h1>no</h1>\n").message
 
 
-@pytest.mark.parametrize("reason", ["length", "max_tokens", "content_filter"])
+@pytest.mark.parametrize("reason", ["length", "content_filter"])
 def test_a_stop_that_follows_does_not_mend_a_cut(reason):
-    lasting = read(delta("a", finish=reason)).finish_reason
-    for later in ("stop", "abort", None):
-        assert (
-            read(delta("a"), delta(finish=reason), delta("", finish=later)).finish_reason == lasting
-        )
-    assert read(delta("a", finish="stop"), delta(finish=reason)).finish_reason == lasting
+    for later in ("stop", None):
+        reply = read(delta("a"), delta(finish=reason), delta("", finish=later))
+        assert reply.finish_reason == reason
+    assert read(delta("a", finish="stop"), delta(finish=reason)).finish_reason == reason
 
 
 @pytest.mark.parametrize(
@@ -144,15 +141,9 @@ def test_odd_events_do_no_harm(odd):
 
 
 def test_refusals_and_logprobs_are_joined():
-    logs = [
-        {"index": 0, "delta": {"content": c}, "logprobs": {"content": [{"token": c}]}} for c in "ab"
-    ]
-    reply = read(
-        *(event(choices=[choice]) for choice in logs),
-        delta(refusal="no"),
-        delta(refusal=" way"),
-        FINISH,
-    )
+    logs = [{"delta": {"content": c}, "logprobs": {"content": [{"token": c}]}} for c in "ab"]
+    pieces = [event(choices=[one]) for one in logs]
+    reply = read(*pieces, delta(refusal="no"), delta(refusal=" way"), FINISH)
     assert reply.logprobs == {"content": [{"token": "a"}, {"token": "b"}]}
     assert reply.refusal == "no way"
 
@@ -215,7 +206,6 @@ def test_a_stream_that_has_its_finish_reason_is_an_answer(stream, text):
 )  # fmt: skip
 def test_a_stream_that_broke_is_a_passing_failure_with_its_text(rest, words):
     failure = read(delta("half") + rest)
-    assert isinstance(failure, Failure)
     assert (failure.passing, failure.text) == (True, "half")
     assert words in failure.message
 

@@ -7,24 +7,21 @@ import asyncio
 import msgspec
 import pytest
 
-from bagent.backends.base import Timeouts
 from bagent.backends.keys import KeySource
 from bagent.backends.request import Request
 from bagent.backends.wrappers import KeyRotatingBackend
 from bagent.money.gpu_time import GpuTimeBackend
 from bagent.types import Reply
 from support.backend_calls import QUICK, backend, endpoint, failure, reply, request
-from support.replies import close, hang, ok, status
+from support.replies import close, ok, status
 
 
-async def send_now(of, to, call: Request, timeouts: Timeouts = QUICK, *, cancel: bool = False):
+async def send_now(of, to, call: Request):
     """The exchange of a call without a task, None if it needs one."""
     ended = asyncio.Event()
-    sent = of.send_now(to, call, timeouts, ended.set)
+    sent = of.send_now(to, call, QUICK, ended.set)
     if sent is None:
         return None
-    if cancel:
-        sent.cancel()
     await asyncio.wait_for(ended.wait(), 10.0)
     return sent.exchange()
 
@@ -66,20 +63,6 @@ async def test_a_call_on_a_connection_that_was_closed_is_worth_another_try_for_f
         assert stale.stale_connection
         assert await send_now(of, to, request("r1")) is None
         assert reply(await of.send(to, [request("r1")], QUICK)).text == "good"
-
-
-async def test_a_call_ends_at_its_time_limit_and_when_it_is_cancelled(fs):
-    fs.set_script({"r0": [ok(), ok()], "r1": [hang(), hang()]})
-    to = endpoint(fs.url)
-    async with backend() as of:
-        for timeouts, cancel, kind in [
-            (Timeouts(total=0.05), False, "timeout"),
-            (QUICK, True, "bad_response"),
-        ]:
-            await of.send(to, [request("r0")], QUICK)
-            assert (
-                failure(await send_now(of, to, request("r1"), timeouts, cancel=cancel)).kind == kind
-            )
 
 
 async def test_a_call_that_is_cancelled_after_its_end_leaves_the_connection_to_others(fs):

@@ -57,37 +57,27 @@ def test_templates_that_pass_texts_on_are_learned_and_render_alike(template: str
 
 
 @pytest.mark.parametrize(
-    "template",
+    ("template", "why"),
     [
-        CHATML.replace("m.content", "m.content | lower"),
-        CHATML.replace("m.content", "m.content.split('</think>')[-1]"),
-        CHATML.replace("m.content", "m.content | replace('/no_think', '')"),
-        CHATML.replace(
-            "<|im_start|>assistant",
-            "{% if messages[-1].content.startswith('<tool_response>') %}x{% endif %}"
-            "<|im_start|>assistant",
-        ),
+        (CHATML.replace("m.content", "m.content | lower"), "chat template"),
+        (CHATML.replace("m.content", "m.content.split('</think>')[-1]"), "chat template"),
+        (CHATML.replace("m.content", "m.content | replace('/no_think', '')"), "chat template"),
+        (CHATML.replace("<|im_start|>assistant",
+                        "{% if messages[-1].content.startswith('<tool_response>') %}x{% endif %}"
+                        "<|im_start|>assistant"), "chat template"),
         # trims the system text only
-        "{{ messages[0].content | trim }}|{{ messages[1].content }}|",
+        ("{{ messages[0].content | trim }}|{{ messages[1].content }}|", "chat template"),
         # leaves the system text out
-        "{{ messages[1].content }}|",
+        ("{{ messages[1].content }}|", "chat template"),
+        # treats a real row otherwise
+        (CHATML.replace("m.content", "m.content | replace('2+2', 'two and two')"), "other texts"),
+        (CHATML + "<think>\n", "thinking"),
+        (CHATML + "<think>\n\n</think>\n\n", "thinking"),
+        (CHATML + "12:30", "time of day"),
     ],
-)
-def test_templates_that_change_texts_or_heed_them_are_found_out(template: str) -> None:
-    assert "chat template" in reason(learned(template))
-
-
-def test_a_real_row_that_the_template_treats_otherwise_is_found_out() -> None:
-    template = CHATML.replace("m.content", "m.content | replace('2+2', 'two and two')")
-    assert "other texts" in reason(learned(template))
-
-
-@pytest.mark.parametrize(
-    ("end", "word"),
-    [("<think>\n", "thinking"), ("<think>\n\n</think>\n\n", "thinking"), ("12:30", "time of day")],
-)
-def test_templates_that_think_or_tell_the_time_are_left_to_the_server(end: str, word: str) -> None:
-    assert word in reason(learned(CHATML + end))
+)  # fmt: skip
+def test_templates_that_change_texts_or_heed_them_are_found_out(template: str, why: str) -> None:
+    assert why in reason(learned(template))
 
 
 def test_no_answer_is_generated_to_learn_and_few_questions_are_asked() -> None:
@@ -97,16 +87,21 @@ def test_no_answer_is_generated_to_learn_and_few_questions_are_asked() -> None:
     assert setting.engine.urls == {"http://here"}
 
 
-@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
-def test_an_engine_without_the_routes_gets_no_lists_of_chats(path: str) -> None:
-    setting = learned(CHATML, answer=lambda asked: NOT_FOUND if asked == path else None)
+@pytest.mark.parametrize(
+    ("path", "answer"),
+    [
+        ("/tokenize", NOT_FOUND),
+        ("/detokenize", NOT_FOUND),
+        ("/tokenize", (200, b'{"tokens": ["a"]}')),
+        ("/detokenize", (200, b"nonsense")),
+    ],
+)
+def test_an_engine_without_the_routes_gets_no_lists_of_chats(
+    path: str, answer: tuple[int, bytes]
+) -> None:
+    setting = learned(CHATML, answer=lambda asked: answer if asked == path else None)
     assert path in reason(setting)
     assert setting.limit(ROW) == MAX_CHATS
-
-
-@pytest.mark.parametrize("body", [b'{"tokens": []}', b'{"tokens": ["a"]}', b"nonsense"])
-def test_answers_of_another_form_prove_nothing(body: bytes) -> None:
-    assert "/" in reason(learned(CHATML, answer=lambda _: (200, body)))
 
 
 @pytest.mark.parametrize("trouble", [DOWN, (503, b"busy")])
@@ -121,38 +116,30 @@ def test_an_engine_in_trouble_is_asked_again_later_and_rows_go_alone_meanwhile(
     assert setting.limit(ROW) is None
 
 
-def sampled(body: dict[str, object], text: str = "4", reasoning: str | None = None) -> Setting:
-    """A proven template after a chat answer."""
-    setting = learned(CHATML)
-    found = setting.groups.awaits_sample(OWN, ROW)
-    assert found is not None
-    assert setting.limit(ROW) == 1
-    reply = Reply(text, "stop", reasoning=reasoning)
-    raw = msgspec.json.encode(body)
-    asyncio.run(setting.learner.check_sample(OWN, ROW, found, reply, raw, Timeouts()))
-    return setting
-
-
-@pytest.mark.parametrize("tells_prompt", [True, False])
-def test_lists_begin_once_a_chat_answer_had_no_other_prompt(tells_prompt: bool) -> None:
-    assert ROW.messages is not None
-    ids = list(map(ord, TinyEngine().render(ROW.messages)))
-    setting = sampled({"prompt_token_ids": ids} if tells_prompt else {})
-    assert setting.limit(ROW) == MAX_PROMPTS
-    assert not setting.profiles.of(OWN).awaits_sample
-
-
-def test_a_chat_route_that_renders_another_prompt_gets_no_lists() -> None:
-    setting = sampled({"prompt_token_ids": [1, 2, 3]})
-    assert setting.limit(ROW) == MAX_CHATS
-    assert not setting.profiles.of(OWN).awaits_sample
+PROMPT_IDS = list(map(ord, TinyEngine().render(ROW.messages or [])))
 
 
 @pytest.mark.parametrize(
-    ("text", "reasoning"), [("4", "two and two"), ("<think>so</think>4", None)]
+    ("body", "reply", "limit"),
+    [
+        ({"prompt_token_ids": PROMPT_IDS}, Reply("4", "stop"), MAX_PROMPTS),
+        ({}, Reply("4", "stop"), MAX_PROMPTS),
+        ({"prompt_token_ids": [1, 2, 3]}, Reply("4", "stop"), MAX_CHATS),
+        ({}, Reply("4", "stop", reasoning="two and two"), MAX_CHATS),
+        ({}, Reply("<think>so</think>4", "stop"), MAX_CHATS),
+    ],
+    ids=["the same prompt", "no prompt told", "another prompt", "thinking", "raw thinking"],
 )
-def test_a_model_that_thinks_gets_no_lists(text: str, reasoning: str | None) -> None:
-    assert sampled({}, text, reasoning).limit(ROW) == MAX_CHATS
+def test_lists_begin_once_a_chat_answer_had_no_other_prompt_and_no_thinking(
+    body: dict[str, object], reply: Reply, limit: int
+) -> None:
+    setting = learned(CHATML)
+    found = setting.groups.awaits_sample(OWN, ROW)
+    assert setting.limit(ROW) == 1
+    raw = msgspec.json.encode(body)
+    asyncio.run(setting.learner.check_sample(OWN, ROW, found, reply, raw, Timeouts()))
+    assert setting.limit(ROW) == limit
+    assert not setting.profiles.of(OWN).awaits_sample
 
 
 def test_a_template_with_the_date_holds_for_a_quarter_of_an_hour() -> None:

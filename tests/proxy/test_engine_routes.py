@@ -28,7 +28,7 @@ vllm:e2e_sum 1.5
 up 1
 """
 ROUTES = {
-    "GET /v1/models": models("m", "vllm", **MODEL),
+    "GET /v1/models": models("org/m", "vllm", **MODEL),
     "GET /version": {"version": "0.33.0"},
     "GET /metrics": METRICS,
     "POST /tokenize": {"count": 2, "tokens": [1, 2]},
@@ -43,7 +43,7 @@ def asked(tmp_path, routes, *paths, own=True):
         answers = []
         for method, path in (path.split() for path in paths):
             url = proxy.url.removesuffix("/v1") + path
-            async with session.request(method, url, data=b'{"model": "m"}') as answer:
+            async with session.request(method, url, data=b'{"model": "org/m"}') as answer:
                 answers.append((answer.status, await answer.text()))
         return answers
 
@@ -53,15 +53,16 @@ def asked(tmp_path, routes, *paths, own=True):
 
 
 def test_what_an_engine_tells_is_passed_on_and_not_metered(tmp_path):
-    paths = ["GET /v1/models", "GET /v1/models/m", "GET /version", "POST /tokenize",
-             "POST /detokenize", "GET /metrics", "GET /health"]  # fmt: skip
+    paths = ["GET /v1/models", "GET /v1/models/org/m", "GET /version", "POST /tokenize",
+             "POST /detokenize", "GET /metrics", "GET /health", "GET /v1/models/none"]  # fmt: skip
     answers = asked(tmp_path, [{}, ROUTES], *paths)
-    assert [code for code, _ in answers] == [200] * len(paths)
+    assert [code for code, _ in answers] == [200] * 7 + [404]
     listed, one, version, counted, text = (json.loads(body) for _, body in answers[:5])
     assert listed["data"] == [one]
-    assert one == {**MODEL, "id": "m", "object": "model", "owned_by": "vllm"}
+    assert one == {**MODEL, "id": "org/m", "object": "model", "owned_by": "vllm"}
     assert (version, counted["count"], text["prompt"]) == ({"version": "0.33.0"}, 2, "hi")
     assert 'vllm:num_requests_running{endpoint="e1",engine="0"} 3.0' in answers[5][1]
+    assert "none" in answers[7][1]
     assert rows_of(tmp_path / "run") == []
 
 

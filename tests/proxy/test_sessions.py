@@ -63,21 +63,6 @@ def test_a_wrong_model_s_name_is_told_to_who_asked_and_rests_nobody(tmp_path):
     assert {row["error_kind"] for row in rows_of(tmp_path / "run")} == {None, "rejected"}
 
 
-def test_models_are_listed_and_one_is_told_by_its_name(tmp_path):
-    async def work(proxy, session):
-        found = []
-        for path in ("models", "models/org/big", "models/none"):
-            async with session.get(f"{proxy.url}/{path}") as answer:
-                found.append((answer.status, await answer.json()))
-        return found
-
-    with FakeServer(model="org/big") as fs:
-        listed, one, none = through([fs.url], work, tmp_path / "run")
-    assert [model["id"] for model in listed[1]["data"]] == ["org/big"]
-    assert (one[0], one[1]["id"]) == (200, "org/big")
-    assert none[0] == 404 and "none" in none[1]["error"]["message"]
-
-
 @pytest.mark.parametrize(("own", "told"), [(False, "tools-1"), (True, None)])
 def test_what_a_hosted_api_is_told_by_a_client_s_headers_is_passed_on(tmp_path, own, told):
     async def work(proxy, session):

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from bagent.backends.batching.routes import MAX_CHATS
-from bagent.backends.batching.wire import MAX_PROMPTS
+from bagent.backends.batching.wire import MAX_PROMPTS, GroupAnswer, read_group
 from bagent.backends.endpoint import Capabilities, Endpoint
 from bagent.backends.request import CallSettings, OutputFormat, Request
-from bagent.types import Failure
+from bagent.types import Failure, Reply, Usage
 from support.tiny_engine import OWN, PLAIN, Setting, TinyEngine, chat, raw_prompt
 
 RAW = raw_prompt("2+2=")
@@ -95,45 +95,31 @@ def test_a_route_that_is_not_there_is_not_asked_again(status: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("failure", "taught"),
     [
-        "body.prompt: Input should be a valid string",
-        "'prompt' must not be an array",
-        "json: cannot unmarshal array into Go struct field CompletionRequest.prompt",
+        # it says that it takes no lists
+        (refusal(400, "body.prompt: Input should be a valid string"), [True]),
+        (refusal(400, "'prompt' must not be an array"), [True]),
+        (refusal(400, "json: cannot unmarshal array into Go struct field CompletionRequest.prompt"),
+         [True]),
+        # one bad row in the first group is no reason yet, but a second refusal is
+        (refusal(400, "HTTP 400: bad token"), [False, True]),
+        # single calls meet them too
+        (refusal(400, "prompt of 9000 tokens, a string too long", "context_overflow"), [False] * 3),
+        (refusal(401, "prompt string", "auth"), [False] * 3),
+        (refusal(413, "too large"), [False] * 3),
+        (refusal(503, "queue full", "overloaded", busy=True, passing=True), [False] * 3),
+        (msgspec.structs.replace(refusal(0, "gone", "connect"), status=None), [False] * 3),
     ],
-)
-def test_an_endpoint_that_says_it_takes_no_lists_gets_none_from_then_on(words: str) -> None:
+)  # fmt: skip
+def test_an_endpoint_that_refuses_lists_gets_none_from_then_on(
+    failure: Failure, taught: list[bool]
+) -> None:
     setting = ready()
-    assert setting.groups.refused(OWN, "prompts", refusal(400, words))
-    assert setting.limit(RAW) == 1
-    assert setting.limit(ROW) == MAX_CHATS
-    assert len(setting.notices) == 1
-    assert words in setting.notices[0]
-
-
-def test_one_bad_row_in_the_first_group_is_no_reason_yet_but_a_second_refusal_is() -> None:
-    setting = ready()
-    assert not setting.groups.refused(OWN, "prompts", refusal(400, "HTTP 400: bad token"))
-    assert setting.limit(RAW) == MAX_PROMPTS
-    assert setting.groups.refused(OWN, "prompts", refusal(400, "HTTP 400: bad token"))
-    assert setting.limit(RAW) == 1
-
-
-@pytest.mark.parametrize(
-    "failure",
-    [
-        refusal(400, "prompt of 9000 tokens, a string too long", "context_overflow"),
-        refusal(401, "prompt string", "auth"),
-        refusal(413, "too large"),
-        refusal(503, "queue full", "overloaded", busy=True, passing=True),
-        msgspec.structs.replace(refusal(0, "gone", "connect"), status=None),
-    ],
-)
-def test_failures_that_single_calls_meet_too_teach_nothing(failure: Failure) -> None:
-    setting = ready()
-    for _ in range(3):
-        assert not setting.groups.refused(OWN, "prompts", failure)
-    assert setting.limit(RAW) == MAX_PROMPTS
+    assert [setting.groups.refused(OWN, "prompts", failure) for _ in taught] == taught
+    assert setting.limit(RAW) == (1 if any(taught) else MAX_PROMPTS)
+    assert setting.limit(ROW) == MAX_CHATS or not any(taught)
+    assert [failure.message in notice for notice in setting.notices] == [True] * any(taught)
 
 
 def test_an_endpoint_that_took_a_group_is_trusted_with_more() -> None:
@@ -195,3 +181,101 @@ def test_how_many_calls_go_together_by_mode_engine_and_call(
         assert setting.groups.way(OWN, request_) == "chats"
     if mode == "chat":
         assert setting.engine.asked == []
+
+
+HEADERS = {"Content-Type": "application/json"}
+
+
+def choice(index: Any, text: Any = None, **fields: Any) -> dict[str, Any]:
+    """A choice of a text completion."""
+    return {
+        "index": index,
+        "text": text if text is not None else f"answer {index}",
+        "finish_reason": "stop",
+        **fields,
+    }
+
+
+def body(*choices: Any, **fields: Any) -> bytes:
+    """The body of an answer."""
+    return msgspec.json.encode({"id": "cmpl-1", "model": "m", "choices": choices, **fields})
+
+
+def read(raw: bytes, size: int, first_ids: tuple[int, ...] = ()) -> GroupAnswer:
+    """The answer, which is good as a whole."""
+    found = read_group(raw, HEADERS, size, first_ids)
+    assert isinstance(found, GroupAnswer), found
+    return found
+
+
+def texts(answer: GroupAnswer) -> list[str | None]:
+    """The texts by call; None for a failure."""
+    return [r.text if isinstance(r, Reply) else None for r in answer.results]
+
+
+@pytest.mark.parametrize(
+    ("choices", "expected"),
+    [
+        ([choice(0), choice(2)], ["answer 0", None, "answer 2"]),
+        ([choice(0), choice(1, "a"), choice(1, "b"), choice(2)], ["answer 0", None, "answer 2"]),
+        ([choice(0), choice(7), choice(2)], ["answer 0", None, "answer 2"]),
+        ([choice(0), choice(True), choice(2)], ["answer 0", None, "answer 2"]),
+    ],
+    ids=["missing", "twice", "of no call", "index that is no number"],
+)
+def test_an_answer_that_is_not_clear_fails_its_own_call_only(
+    choices: list[Any], expected: list[str | None]
+) -> None:
+    found = read(body(*choices), 3)
+    assert texts(found) == expected
+    failure = found.results[1]
+    assert (failure.kind, failure.passing, failure.status) == ("bad_response", True, 200)
+
+
+def test_tokens_are_counted_by_the_call_and_the_sum_is_given_to_none() -> None:
+    usage = {"prompt_tokens": 9, "completion_tokens": 5}
+    found = read(
+        body(
+            choice(0, token_ids=[1, 2], prompt_token_ids=[5, 6, 7]),
+            choice(1, token_ids=[], prompt_token_ids=[5]),
+            choice(2, token_ids=None),
+            usage=usage,
+        ),
+        3,
+    )
+    replies = [r for r in found.results if isinstance(r, Reply)]
+    assert [r.usage for r in replies] == [Usage(3, None, 2), Usage(1, None, 0), Usage()]
+    assert found.total == Usage(prompt=9, completion=5)
+
+
+def test_a_batch_of_chats_is_read_with_its_reasoning() -> None:
+    raw = body(
+        {"index": 1, "message": {"content": "b", "reasoning": "hm"}, "finish_reason": "stop"},
+        {"index": 0, "message": {"content": "a"}, "finish_reason": "stop", "token_ids": [1, 2, 3]},
+    )
+    found = read(raw, 2)
+    first, second = found.results
+    assert (first.text, first.usage.completion, first.reasoning) == ("a", 3, None)
+    assert (second.text, second.reasoning, second.request_id) == ("b", "hm", "cmpl-1")
+
+
+@pytest.mark.parametrize(
+    ("raw", "kind"),
+    [
+        (b'{"error": {"message": "queue is full", "code": 503}}', "overloaded"),
+        (b'{"choices": null}', "bad_response"),
+        (b"[]", "bad_response"),
+        (b'{"choices": [{"index": 0, "te', "bad_response"),
+    ],
+)
+def test_a_body_that_is_no_answer_is_one_failure_for_all(raw: bytes, kind: str) -> None:
+    found = read_group(raw, HEADERS, 2)
+    assert (found.kind, found.passing) == (kind, True)
+
+
+def test_prompts_that_begin_otherwise_than_they_should_are_noticed() -> None:
+    good = choice(0, prompt_token_ids=[1, 2, 3])
+    doubled = choice(1, prompt_token_ids=[1, 1, 2, 3])
+    assert not read(body(good), 1, (1, 2)).strange_prompt
+    assert read(body(good, doubled), 2, (1, 2)).strange_prompt
+    assert not read(body(choice(0), choice(1)), 2, (1, 2)).strange_prompt
