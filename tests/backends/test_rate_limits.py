@@ -153,19 +153,7 @@ def test_the_period_of_a_limit_is_seen_by_how_it_fills(limit, left, reset, perio
     assert Allowance(limit, left, reset).period == period
 
 
-TOLD = {
-    "openai": {
-        "x-ratelimit-limit-requests": "500",
-        "x-ratelimit-remaining-requests": "499",
-        "x-ratelimit-reset-requests": "120ms",
-    },
-    "anthropic": {
-        "Anthropic-RateLimit-Requests-Limit": "500",
-        "Anthropic-RateLimit-Requests-Remaining": "499",
-        "Anthropic-RateLimit-Requests-Reset": "2099-11-14T22:13:32Z",
-    },
-    "bedrock": {},
-}
+LIMIT_HEADERS = {"openai": OPENAI, "anthropic": ANTHROPIC}
 
 
 def exchanges(
@@ -175,7 +163,7 @@ def exchanges(
 
     async def main() -> list[Exchange]:
         async with serve(provider.wire(), *script) as server:
-            server.response_headers = TOLD[provider.kind]
+            server.response_headers = LIMIT_HEADERS.get(provider.kind, {})
             backend = provider.backend(server.url)
             to = msgspec.structs.replace(provider.endpoint(server.url), own=own)
             found = [await backend.send(to, [call(stream=stream)], QUICK) for _ in range(2)]
@@ -192,8 +180,8 @@ def test_an_answer_brings_the_accounts_limits(provider: Provider, stream: bool) 
     if LIMITS in unsupported_settings(provider.kind).not_reported:
         assert found is None, "it tells none: the fleet finds its pace by refusals"
         return
-    assert found.requests is not None
-    assert (found.requests.limit, found.requests.remaining) == (500, 499)
+    expected = {"openai": (500, 499), "anthropic": (50, 40)}[provider.kind]
+    assert (found.requests.limit, found.requests.remaining) == expected
 
 
 def test_an_engine_of_ones_own_is_looked_at_only_once_it_has_refused() -> None:
