@@ -92,6 +92,7 @@ def test_a_long_system_text_is_marked_for_the_cache_and_a_short_one_is_not() -> 
 
 def test_a_shared_user_prefix_is_marked_and_the_text_stays_whole() -> None:
     first, second = (call(said("user", f"{LONG}gene {name}")) for name in ("TP53", "KRAS"))
+    assert "cache_control" not in json.dumps(body(first))
     content = body(first, second)["messages"][0]["content"]
     assert [block["text"] for block in content] == [LONG + "gene ", "KRAS"]
     assert [block.get("cache_control") for block in content] == [MARK, None]

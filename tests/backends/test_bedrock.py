@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from typing import Any
 
@@ -90,16 +89,19 @@ def read(*events: Any) -> Reply | Failure:
     return found.result()
 
 
-@pytest.mark.parametrize("last", [[], [{"contentBlockStop": {"contentBlockIndex": 0}}]])
-def test_a_call_has_its_arguments_whether_its_block_is_told_to_end_or_not(last: list[Any]) -> None:
-    pieces = [delta(0, {"toolUse": {"input": piece}}) for piece in ('{"n"', ":1}")]
-    found = read(start(0, USED), *pieces, *last, STOP)
-    assert [json.loads(call.arguments) for call in found.tool_calls] == [{"n": 1}]
-
-
-def test_arguments_that_are_cut_stay_visible() -> None:
-    found = read(start(0, USED), delta(0, {"toolUse": {"input": '{"n":'}}), STOP)
-    assert [call.arguments for call in found.tool_calls] == ['{"n":']
+@pytest.mark.parametrize(
+    ("pieces", "last", "arguments"),
+    [
+        (['{"n"', ":1}"], [], '{"n":1}'),
+        (['{"n"', ":1}"], [{"contentBlockStop": {"contentBlockIndex": 0}}], '{"n":1}'),
+        (['{"n":'], [], '{"n":'),
+    ],
+    ids=["block without an end", "block with an end", "cut arguments stay visible"],
+)
+def test_a_call_has_its_arguments(pieces: list[str], last: list[Any], arguments: str) -> None:
+    deltas = [delta(0, {"toolUse": {"input": piece}}) for piece in pieces]
+    found = read(start(0, USED), *deltas, *last, STOP)
+    assert [call.arguments for call in found.tool_calls] == [arguments]
 
 
 @pytest.mark.parametrize(

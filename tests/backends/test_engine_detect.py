@@ -15,7 +15,7 @@ from bagent.backends.engines.probe import CompletionProbe, ProbeResult, detect_c
 from bagent.backends.http.client import Transport
 from bagent.backends.openai.models import fetch_models
 from bagent.types import Failure
-from support.backend_calls import backend, endpoint, raw_server
+from support.backend_calls import backend, endpoint
 from support.fake_server import FakeServer
 from support.http_servers import serve_app
 from support.routes_server import Routes, models, routes_server
@@ -122,23 +122,17 @@ def test_a_refused_model_list_is_a_failure() -> None:
 
 
 async def test_routes_that_never_answer_do_not_hold_the_rest() -> None:
-    """Only the model list answers; all the other routes hang for good."""
     over = asyncio.Event()
 
-    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        line = await reader.readline()
-        if b"/v1/models" not in line:
+    async def answer(request: web.Request) -> web.Response:
+        if request.path != "/v1/models":
             await over.wait()
-            return
-        while (await reader.readline()).strip():
-            pass
-        body = b'{"data":[{"id":"m","owned_by":"vllm"}]}'
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n")
-        writer.write(b"Content-Length: %d\r\n\r\n" % len(body) + body)
-        await writer.drain()
+        return web.json_response(models("m", "vllm"))
 
-    async with raw_server(handle) as port:
-        found = await _learn(f"http://127.0.0.1:{port}/v1", 0.2)
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    async with serve_app(app) as url:
+        found = await _learn(f"{url}/v1", 0.2)
         over.set()
     assert isinstance(found, Capabilities)
     assert fields(found, "models engine version metrics") == (("m",), "vllm", None, None)

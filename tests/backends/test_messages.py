@@ -90,22 +90,6 @@ def pairs(messages: list[Message]) -> list[tuple[list[str], list[tuple[str, str]
     return found
 
 
-def test_ids_that_a_server_uses_again_are_told_apart_and_keep_their_results() -> None:
-    messages = [user("x")]
-    for turn in ("1", "2"):
-        messages += [told(("call_0", "f"), ("call_1", "g"))]
-        messages += [result("call_1", f"g{turn}"), result("call_0", f"f{turn}")]
-    assert pairs(messages) == [
-        (["call_0", "call_1"], [("call_1", "g1"), ("call_0", "f1")]),
-        (["call_0_2", "call_1_2"], [("call_1_2", "g2"), ("call_0_2", "f2")]),
-    ]
-
-
-def test_calls_of_one_turn_with_the_same_id_get_their_results_in_order() -> None:
-    messages = [user("x"), told(("a", "f"), ("a", "f")), result("a", "1"), result("a", "2")]
-    assert pairs(messages) == [(["a", "a_2"], [("a", "1"), ("a_2", "2")])]
-
-
 @pytest.mark.parametrize("key", ["functions.f:0", "x" * 90, ""])
 def test_ids_that_a_provider_would_not_take_are_made_over(key: str) -> None:
     ((ids, results),) = pairs([user("x"), told((key, "f")), result(key, "1")])
@@ -113,10 +97,31 @@ def test_ids_that_a_provider_would_not_take_are_made_over(key: str) -> None:
     assert results == [(ids[0], "1")]
 
 
-def test_results_of_old_conversations_are_known_by_the_name_of_their_function() -> None:
-    old = {"role": "function", "name": "g", "content": "1"}
-    ((ids, results),) = pairs([user("x"), told(("a", "f"), ("b", "g")), old, result("a", "2")])
-    assert (ids, results) == (["a", "b"], [("b", "1"), ("a", "2")])
+TURNS = [
+    [told(("call_0", "f"), ("call_1", "g")),
+     result("call_1", f"g{turn}"), result("call_0", f"f{turn}")]
+    for turn in (1, 2)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        ([*TURNS[0], *TURNS[1]], [
+            (["call_0", "call_1"], [("call_1", "g1"), ("call_0", "f1")]),
+            (["call_0_2", "call_1_2"], [("call_1_2", "g2"), ("call_0_2", "f2")]),
+        ]),
+        ([told(("a", "f"), ("a", "f")), result("a", "1"), result("a", "2")],
+         [(["a", "a_2"], [("a", "1"), ("a_2", "2")])]),
+        ([told(("a", "f"), ("b", "g")), {"role": "function", "name": "g", "content": "1"},
+          result("a", "2")], [(["a", "b"], [("b", "1"), ("a", "2")])]),
+    ],
+    ids=["used again", "twice in a turn", "an old result with the function's name"],
+)  # fmt: skip
+def test_results_reach_their_calls_whatever_the_ids(
+    messages: list[Message], expected: list[tuple[list[str], list[tuple[str, str]]]]
+) -> None:
+    assert pairs([user("x"), *messages]) == expected
 
 
 def test_each_call_has_a_result_and_each_result_a_call() -> None:

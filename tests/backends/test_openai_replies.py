@@ -26,17 +26,14 @@ def read(body, content_type="application/json"):
 
 
 def test_a_reply_is_freed_of_its_wire_form():
-    body = answer(
-        {"role": "assistant", "content": "yes", "reasoning": "hm"},
-        usage={
-            "prompt_tokens": 5,
-            "completion_tokens": 3,
-            "prompt_tokens_details": {"cached_tokens": 2},
-            "completion_tokens_details": {"reasoning_tokens": 1},
-        },
-        metrics={"time_to_first_token_ms": 12.5},
-    )
-    assert read(body) == Reply(
+    usage = {
+        "prompt_tokens": 5,
+        "completion_tokens": 3,
+        "prompt_tokens_details": {"cached_tokens": 2},
+        "completion_tokens_details": {"reasoning_tokens": 1},
+    }
+    message = {"role": "assistant", "content": "yes", "reasoning": "hm"}
+    assert read(answer(message, usage=usage, metrics={"time_to_first_token_ms": 12.5})) == Reply(
         text="yes",
         finish_reason="stop",
         model="m1",
@@ -47,66 +44,58 @@ def test_a_reply_is_freed_of_its_wire_form():
     )
 
 
-@pytest.mark.parametrize(
-    ("usage", "read_as"),
-    [
-        (None, Usage()),
-        ("5", Usage()),
-        ({"prompt_tokens": 5, "completion_tokens": None}, Usage(prompt=5)),
-        ({"prompt_tokens": 5.0, "completion_tokens": 3.9}, Usage(prompt=5, completion=3)),
-        ({"prompt_tokens": True, "completion_tokens": "3"}, Usage()),
-        ({"prompt_tokens": float("nan"), "completion_tokens": float("inf")}, Usage()),
-        ({"prompt_tokens": -1, "completion_tokens": 0}, Usage(completion=0)),
-        ({"prompt_tokens": 10**30, "completion_tokens": 1e300}, Usage()),
-        ({"prompt_tokens_details": {"cached_tokens": 0}}, Usage(cached=0)),
-    ],
-)
-def test_counts_that_the_server_does_not_tell_stay_unknown(usage, read_as):
-    assert read(answer({"content": "x"}, usage=usage)).usage == read_as
+THINKING = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
 
 
 @pytest.mark.parametrize(
-    ("content", "text"),
+    ("message", "field", "expected"),
     [
-        ("a", "a"),
-        (None, None),
-        ([], ""),
-        ([{"type": "thinking", "thinking": []}, {"type": "text", "text": "b"}], "b"),
-        (["a", None, 1, {"text": None}, "b"], "ab"),
-        ({"type": "text", "text": "a"}, "a"),
-        ({"a": "\ud800"}, '{"a":"\\ud800"}'),
+        ({"content": None}, "text", None),
+        ({"content": []}, "text", ""),
+        ({"content": [THINKING, {"type": "text", "text": "b"}]}, "text", "b"),
+        ({"content": ["a", None, 1, {"text": None}, "b"]}, "text", "ab"),
+        ({"content": {"type": "text", "text": "a"}}, "text", "a"),
+        ({"content": {"a": "\ud800"}}, "text", '{"a":"\\ud800"}'),
+        ({"reasoning": "a", "reasoning_content": "b"}, "reasoning", "a"),
+        ({"reasoning": "", "reasoning_content": "b"}, "reasoning", "b"),
+        ({"reasoning": {"x": 1}, "reasoning_content": None}, "reasoning", None),
+        ({"content": [THINKING, {"type": "text", "text": "Paris"}]}, "reasoning", "hm"),
+        ({"content": None, "refusal": "no"}, "refusal", "no"),
+        ({"content": None, "refusal": ""}, "refusal", None),
+        ({"content": None, "refusal": 1}, "refusal", None),
     ],
 )
-def test_content_is_text_however_it_is_sent(content, text):
-    assert read(answer({"content": content})).text == text
+def test_what_a_message_holds_is_read_however_it_is_sent(message, field, expected):
+    assert getattr(read(answer({"content": "x", **message})), field) == expected
 
 
 @pytest.mark.parametrize(
-    ("message", "reasoning"),
+    ("fields", "field", "expected"),
     [
-        ({"reasoning": "a"}, "a"),
-        ({"reasoning_content": "b"}, "b"),
-        ({"reasoning": "a", "reasoning_content": "b"}, "a"),
-        ({"reasoning": "", "reasoning_content": "b"}, "b"),
-        ({"reasoning": {"x": 1}, "reasoning_content": None}, None),
-        (
-            {
-                "content": [
-                    {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]},
-                    {"type": "text", "text": "Paris"},
-                ]
-            },
-            "hm",
-        ),
+        # OpenAI's words, and unknown ones as they are
+        ({"finish": "end_turn"}, "finish_reason", "stop"),
+        ({"finish": "STOP"}, "finish_reason", "stop"),
+        ({"finish": "max_tokens"}, "finish_reason", "length"),
+        ({"finish": "tool_use"}, "finish_reason", "tool_calls"),
+        ({"finish": "abort"}, "finish_reason", "abort"),
+        ({"finish": "Banana"}, "finish_reason", "Banana"),
+        ({"finish": ""}, "finish_reason", ""),
+        ({"finish": None}, "finish_reason", None),
+        ({"finish": {"type": "abort"}}, "finish_reason", '{"type":"abort"}'),
+        ({"finish": 0}, "finish_reason", "0"),
+        # counts that the server does not tell stay unknown
+        ({"usage": "5"}, "usage", Usage()),
+        ({"usage": {"prompt_tokens": 5, "completion_tokens": None}}, "usage", Usage(prompt=5)),
+        ({"usage": {"prompt_tokens": 5.0, "completion_tokens": 3.9}}, "usage", Usage(5, None, 3)),
+        ({"usage": {"prompt_tokens": True, "completion_tokens": "3"}}, "usage", Usage()),
+        ({"usage": {"prompt_tokens": float("nan")}}, "usage", Usage()),
+        ({"usage": {"prompt_tokens": -1, "completion_tokens": 0}}, "usage", Usage(completion=0)),
+        ({"usage": {"prompt_tokens": 10**30, "completion_tokens": 1e300}}, "usage", Usage()),
+        ({"usage": {"prompt_tokens_details": {"cached_tokens": 0}}}, "usage", Usage(cached=0)),
     ],
 )
-def test_reasoning_is_read_under_each_of_its_names(message, reasoning):
-    assert read(answer({"content": "x", **message})).reasoning == reasoning
-
-
-@pytest.mark.parametrize(("refusal", "read_as"), [("no", "no"), ("", None), (1, None)])
-def test_a_refusal_is_kept(refusal, read_as):
-    assert read(answer({"content": None, "refusal": refusal})).refusal == read_as
+def test_how_an_answer_ended_and_its_counts_are_read_in_every_form(fields, field, expected):
+    assert getattr(read(answer({"content": "a"}, **fields)), field) == expected
 
 
 def call(arguments, **fields):
@@ -138,39 +127,23 @@ def test_tool_calls_are_read_in_every_form(calls, read_as):
 
 
 @pytest.mark.parametrize(
-    ("word", "read_as"),
+    ("raw", "message"),
     [
-        ("length", "length"), ("end_turn", "stop"), ("STOP", "stop"), ("max_tokens", "length"),
-        ("tool_use", "tool_calls"), ("abort", "abort"), ("Banana", "Banana"), ("", ""),
-        (None, None), ({"type": "abort"}, '{"type":"abort"}'), (0, "0"),
+        (b"{}", "no choices behind HTTP 200: "),
+        (b'{"choices": "x"}', "choices"),
+        (b'{"choices": [null]}', "choices"),
+        (b'["x"]', "no choices behind HTTP 200: "),
+        (b"null", "no choices behind HTTP 200: "),
+        (b"", "not JSON (text/html) behind HTTP 200: "),
+        (b"<h1>gateway</h1>", "not JSON (text/html) behind HTTP 200: <h1>"),
+        (b'{"choices": [', "not JSON (text/html) behind HTTP 200: "),
+        ('{"choices": [{"message": {"content": "café"}}]}'.encode("latin-1"), "not UTF-8"),
     ],
-)  # fmt: skip
-def test_finish_reasons_take_openais_words_and_unknown_ones_stay(word, read_as):
-    assert read(answer({"content": "a"}, word)).finish_reason == read_as
-
-
-@pytest.mark.parametrize(
-    "body",
-    [{}, {"choices": []}, {"choices": "x"}, {"choices": [None]}, ["x"], "x", None],
 )
-def test_json_without_choices_is_a_passing_failure(body):
-    failure = read(body)
-    assert (failure.kind, failure.passing, failure.status) == ("bad_response", True, 200)
-    assert "choices" in failure.message
-    assert " behind HTTP 200: " in failure.message
-
-
-@pytest.mark.parametrize("raw", [b"", b"<h1>gateway</h1>", b'{"choices": ['])
-def test_what_is_no_json_is_a_passing_failure_that_shows_its_beginning(raw):
+def test_a_body_without_an_answer_is_a_passing_failure_that_shows_its_beginning(raw, message):
     failure = read_reply(raw, "text/html; charset=utf-8", {})
     assert (failure.kind, failure.passing, failure.status) == ("bad_response", True, 200)
-    assert "not JSON (text/html) behind HTTP 200: " in failure.message
-
-
-def test_an_answer_that_is_not_utf8_is_a_passing_failure_not_a_mended_text():
-    failure = read(json.dumps(answer({"content": "caf\xe9"}), ensure_ascii=False).encode("latin-1"))
-    assert (failure.kind, failure.passing, failure.status) == ("bad_response", True, 200)
-    assert "not UTF-8" in failure.message
+    assert message in failure.message
 
 
 def test_deep_but_readable_arguments_never_raise():

@@ -96,19 +96,6 @@ def test_the_time_to_the_first_token_does_not_count_empty_deltas():
     assert reader.result().ttft_ms == 1000.0
 
 
-@pytest.mark.parametrize(
-    ("error", "kind", "passing"),
-    [
-        ({"error": {"message": "bad", "type": "BadRequestError", "code": 400}}, "rejected", False),
-        ({"error": {"message": "cut", "code": 502}, "choices": []}, "overloaded", True),
-        ({"message": "gone"}, "overloaded", True),
-    ],
-)
-def test_an_error_event_is_the_failure_it_names(error, kind, passing):
-    failure = read(delta("half"), b"event: error\n" + event(**error), DONE)
-    assert (failure.kind, failure.passing, failure.text) == (kind, passing, "half")
-
-
 def test_a_plain_json_body_called_an_event_stream_is_read_as_such():
     reply = read(b'{"choices": [{"message": {"content": "a"},\n "finish_reason": "stop"}]}')
     assert reply.text == "a"
@@ -193,20 +180,26 @@ def test_a_stream_that_has_its_finish_reason_is_an_answer(stream, text):
 
 
 @pytest.mark.parametrize(
-    ("rest", "words"),
+    ("rest", "kind", "words"),
     [
-        (DONE, "finish reason"),
-        (b"data: <html>\n\n" + delta("more") + FINISH + DONE, "not JSON in the stream: <html>"),
-        (delta("X").replace(b"X", b"caf\xe9") + FINISH + DONE, "not UTF-8 in the stream: {"),
-        (b'data: [{"error": {"message": "boom"}}]\n\n' + FINISH + DONE, "boom"),
-        (event(error={"message": "boom", "code": 500}) + delta("b") + FINISH + DONE, "boom"),
+        (DONE, "bad_response", "finish reason"),
+        (b"data: <html>\n\n" + delta("more") + FINISH + DONE, "bad_response",
+         "not JSON in the stream: <html>"),
+        (delta("X").replace(b"X", b"caf\xe9") + FINISH + DONE, "bad_response",
+         "not UTF-8 in the stream: {"),
+        (b'data: [{"error": {"message": "boom"}}]\n\n' + FINISH + DONE, "overloaded", "boom"),
+        (event(error={"message": "boom", "code": 500}) + delta("b") + FINISH + DONE, "overloaded",
+         "boom"),
         (choice(index=0, delta={}, finish_reason="error", error={"code": 502, "message": "gone"}),
-         "gone"),
+         "overloaded", "gone"),
+        (b"event: error\n" + event(error={"message": "bad", "code": 400}), "rejected", "bad"),
+        (b"event: error\n" + event(message="gone") + DONE, "overloaded", "gone"),
     ],
 )  # fmt: skip
-def test_a_stream_that_broke_is_a_passing_failure_with_its_text(rest, words):
+def test_a_stream_that_broke_is_a_failure_with_its_text(rest, kind, words):
     failure = read(delta("half") + rest)
-    assert (failure.passing, failure.text) == (True, "half")
+    assert (failure.kind, failure.passing) == (kind, kind != "rejected")
+    assert failure.text == "half"
     assert words in failure.message
 
 

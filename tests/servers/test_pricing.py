@@ -64,9 +64,3 @@ def test_stages_with_one_budget_spend_it_together(tmp_path: Path) -> None:
     assert (exhausted, freed) == ([], ["second"])
     second.budget.ledger.wait(6.0, lambda: freed.append("second"))
     assert len(exhausted) == 1
-
-
-def test_a_job_without_a_budget_has_no_meter(tmp_path: Path) -> None:
-    inner = make_backend("anthropic", Transport(), BackendConfig())
-    guard = BudgetGuard(pytest.fail)
-    assert guard.wrap(inner, job(tmp_path, "anthropic"), "anthropic") is inner
