@@ -6,7 +6,9 @@ import asyncio
 
 import pytest
 
+from bagent.fleet.endpoint_state import EndpointState
 from bagent.fleet.fleet import STARTS_PER_TURN
+from bagent.fleet.limits.concurrency import InFlightLimit
 from bagent.fleet.retry import RetryPolicy
 from bagent.types import Failure
 from support.jumping_loop import on_jumping_clock
@@ -14,6 +16,7 @@ from support.scripted_fleet import (
     BROKEN,
     GOOD,
     Answer,
+    ScriptedBackend,
     always,
     run_rows,
     setup,
@@ -110,3 +113,77 @@ async def test_thousands_of_requests_do_not_start_in_one_turn_of_the_loop():
     assert first == STARTS_PER_TURN
     assert at_once == 0
     assert len(s.recorder.replies) == 600
+
+
+@on_jumping_clock
+async def test_a_bug_in_what_reads_one_answer_stops_the_fleet_and_loses_no_other_of_its_turn():
+    def fault(call, reply):
+        if call.row == 0:
+            raise RuntimeError("a bug")
+
+    s = setup({"a": always()})
+    s.recorder.on_reply = fault
+    s.submit(0, 1, 2)
+    assert isinstance(await asyncio.wait_for(s.fleet.stopped, 10.0), RuntimeError)
+    assert await s.fleet.drain(0.0) == 0
+    assert sorted(s.recorder.replies) == [1, 2]
+    assert sorted(attempt.row for attempt in s.attempts) == [1, 2]
+
+
+@on_jumping_clock
+async def test_a_bug_in_the_sending_of_a_call_stops_the_fleet():
+    class Faulty(ScriptedBackend):
+        def send_now(self, endpoint, request, timeouts, on_end):
+            raise RuntimeError("a bug")
+
+    s = setup({"a": always()}, backend=Faulty({"a": always()}))
+    s.submit(0)
+    assert isinstance(await asyncio.wait_for(s.fleet.stopped, 10.0), RuntimeError)
+    assert await s.fleet.drain(0.0) == 0
+
+
+# --- late calls, weights, and endpoints that join -------------------------------------------------
+
+
+@on_jumping_clock
+async def test_a_straggler_at_the_end_is_sent_a_second_time_elsewhere():
+    sent = []
+
+    def script(row, number):
+        sent.append(row)
+        return Answer(GOOD, 100.0 if sent.count(19) == 1 and row == 19 else 1.0)
+
+    s = setup({"a": script, "b": script}, limit=8, hedge=0.0)
+    await s.run(20, ticks=True)
+    assert asyncio.get_running_loop().time() < 1015
+    assert len(s.recorder.replies) == 20
+    assert sorted(name for _, name, row in s.backend.sent if row == 19) == ["a", "b"]
+    assert s.backend.cancelled == 1
+    assert s.tries()[19] == 2
+
+
+@pytest.mark.parametrize("concurrency", [1, 8, 40])
+def test_weights_are_honoured_whatever_is_out(concurrency):
+    scripts = {"light": always(), "heavy": always()}
+    s = run_rows(scripts, 400, limit=64, concurrency=concurrency, weights={"heavy": 3.0})
+    assert 280 <= s.backend.shares["heavy"] <= 320
+
+
+@on_jumping_clock
+async def test_endpoints_that_join_dead_get_no_row_and_hold_none_up():
+    """A fleet's hostfile often names nodes whose engines are not up yet."""
+    dead = Failure("connect", "refused", passing=True)
+    names = [f"dead{number}" for number in range(300)]
+    s = setup(
+        {"old": always(seconds=1.0)} | dict.fromkeys(names, always(dead, 0.001)),
+        limit=4,
+        probes=dict.fromkeys(names, lambda number: dead),
+    )
+    late = [state for state in s.states if state.name != "old"]
+    s.fleet.leave(names)
+    work = asyncio.ensure_future(s.run(40))
+    await asyncio.sleep(2.5)
+    s.fleet.join([EndpointState(one.endpoint, InFlightLimit(4, 4)) for one in late])
+    await work
+    assert len(s.recorder.replies) == 40
+    assert {name for _, name, _ in s.backend.sent} == {"old"}

@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from bagent.backends.base import Exchange, Timeouts
+from bagent.backends.base import Exchange, SentCall, Timeouts
 from bagent.fleet.batch_size import BatchSizeRule
 from bagent.fleet.retry import RetryPolicy
 from bagent.types import Failure
@@ -15,7 +15,11 @@ from support.jumping_loop import on_jumping_clock
 from support.scripted_fleet import (
     BROKEN,
     FULL,
+    GOOD,
+    LASTING,
+    REFUSED,
     Answer,
+    ScriptedBackend,
     always,
     run_rows,
     setup,
@@ -116,9 +120,20 @@ async def test_rows_with_little_time_left_go_apart_so_that_they_end_nobody_else_
 # --- the end of a run -----------------------------------------------------------------------------
 
 
+class DirectBackend(ScriptedBackend):
+    """Sends every call without a task of the fleet."""
+
+    def send_now(self, endpoint, request, timeouts, on_end):
+        task = asyncio.ensure_future(self.send(endpoint, [request], timeouts))
+        task.add_done_callback(lambda _: on_end())
+        return SentCall(task.cancel, task.result)
+
+
+@pytest.mark.parametrize("kind", [ScriptedBackend, DirectBackend])
 @on_jumping_clock
-async def test_draining_waits_for_what_is_in_flight_and_gives_up_what_is_late():
-    s = setup({"a": lambda row, n: Answer(seconds=1.0 if row < 2 else 100.0)}, limit=6)
+async def test_draining_waits_for_what_is_in_flight_and_gives_up_what_is_late(kind):
+    scripts = {"a": lambda row, number: Answer(seconds=1.0 if row < 2 else 100.0)}
+    s = setup(scripts, backend=kind(scripts), limit=6)
     s.submit(*range(10))
     late = await s.fleet.drain(5.0)
     at, stats = asyncio.get_running_loop().time(), s.fleet.stats()
@@ -127,6 +142,20 @@ async def test_draining_waits_for_what_is_in_flight_and_gives_up_what_is_late():
     assert s.recorder.failures == {}
     assert (len(s.backend.sent), s.backend.cancelled) == (6, 4)
     assert stats.in_flight == 0
+
+
+@on_jumping_clock
+async def test_after_draining_began_nothing_is_sent_and_passing_failures_end_no_row():
+    results = [BROKEN, LASTING, REFUSED, FULL, GOOD]
+    s = setup({"a": lambda row, number: Answer(results[row])}, limit=5)
+    s.submit(*range(5))
+    s.recorder.on_reply = lambda call, reply: s.request(s.call(5), urgent=True)
+    await s.fleet.drain(60.0)
+    s.request(s.call(6))
+    await asyncio.sleep(600)
+    assert list(s.recorder.failures) == [1]
+    assert sorted(s.recorder.ended_at) == [1, 4]
+    assert len(s.backend.sent) == 5
 
 
 @on_jumping_clock

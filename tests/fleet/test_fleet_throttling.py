@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from bagent.errors import StoppedEarly
 from bagent.fleet.retry import RetryPolicy
 from support.scripted_fleet import FULL, GOOD, Answer, always, run_rows, throttled
 
@@ -61,6 +62,12 @@ def test_a_row_that_is_always_refused_while_others_succeed_fails_in_the_end():
     assert list(s.recorder.failures) == [0]
     assert s.recorder.failures[0][0].message == "HTTP 503: busy (refused for 600 s)"
     assert 600 <= s.recorder.ended_at[0] - 1000 < 700
+
+
+@pytest.mark.parametrize("refusal", [throttled(), FULL])
+def test_a_run_of_which_nothing_gets_through_stops_and_fails_no_row(refusal):
+    with pytest.raises(StoppedEarly, match="nothing else got through"):
+        run_rows({"a": always(refusal, 0.01)}, 3, retry=RetryPolicy(retries=3))
 
 
 @pytest.mark.parametrize("per_minute", [1, 120, 600])

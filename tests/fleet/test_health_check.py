@@ -142,13 +142,6 @@ def test_a_ready_endpoint_is_described() -> None:
     )
 
 
-def test_a_model_tag_that_is_not_served_is_not_ready() -> None:
-    with FakeServer(model="a") as fs:
-        wrong = Endpoint("here", fs.url, tags={"model": "b"})
-        (one,) = call([wrong], plan(60.0))
-    assert (one.state, one.reason) == ("refuses", "here serves a, not b")
-
-
 def test_silent_endpoints_leave_time_for_those_behind_them() -> None:
     """Eight silent ones in front, two at once, and the last one answers: all get their share."""
 
@@ -196,13 +189,3 @@ def test_who_was_being_asked_when_enough_were_ready_is_not_said_to_be_unasked() 
         called = call(to(deaf, fs.address), plan(60.0, 1, repeat=True))
     assert states(called) == ["silent", "ready"]
     assert called[0].reason == f"no answer from {deaf} before enough others were ready"
-
-
-def test_waiting_ends_in_time_though_nothing_is_ready() -> None:
-    async def the_dead_first(check: FleetHealthCheck) -> None:
-        await until(lambda: check.results[1] is not None)
-        skip(61.0)
-
-    with deaf_port() as deaf, dead_port() as dead:
-        called = call(to(deaf, dead), plan(60.0, 1, repeat=True), the_dead_first)
-    assert states(called) == ["silent", "dead"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 
@@ -26,18 +26,40 @@ def state(name: str, limit: int = 8) -> EndpointState:
     return EndpointState(Endpoint(name, f"http://{name}/v1", own=True), InFlightLimit(limit, limit))
 
 
-@dataclass
 class Lent:
-    """A lessor of endpoints that do what the test says, and who asks them."""
+    """Endpoints that are lent and do what the test says, and clients that ask them."""
 
-    lessor: EndpointLeaser
-    core: FleetState
-    hung: set[str]
-    dead: set[str]
-    samples: list[EndpointSample]
-    notices: list[str]
-    asked: list[tuple[str, float]] = field(default_factory=list)
-    proofs: list[float] = field(default_factory=list)
+    def __init__(self, names: Iterable[str], limit: int) -> None:
+        self.hung: set[str] = set()
+        self.dead: set[str] = set()
+        self.samples: list[EndpointSample] = []
+        self.notices: list[str] = []
+        self.asked: list[tuple[str, float]] = []
+        self.proofs: list[float] = []
+        states = [state(name, limit) for name in names]
+        clock = asyncio.get_running_loop().time
+        self.core = FleetState(states, FleetConfig(concurrency=1000), clock)
+        self.lessor = EndpointLeaser(
+            self.core,
+            ScriptedBackend({}, {name: partial(self._probe, name) for name in names}),
+            self._prove,
+            on_sample=self.samples.append,
+            notice=self.notices.append,
+        )
+
+    def _probe(self, name: str, number: int) -> Capabilities | Failure:
+        return SILENT if name in self.dead else Capabilities()
+
+    async def _prove(self, endpoint: Endpoint, request: Request | None) -> Failure | None:
+        self.proofs.append(asyncio.get_running_loop().time())
+        await asyncio.sleep(30.0 if endpoint.name in self.hung else 0.5)
+        return SILENT if endpoint.name in self.hung else None
+
+    async def tick(self) -> None:
+        """Look at the endpoints every second."""
+        while True:
+            await asyncio.sleep(1.0)
+            self.lessor.tick()
 
     def named(self, name: str) -> EndpointState:
         return next(state for state in self.lessor.states if state.name == name)
@@ -85,47 +107,13 @@ def run(names: Iterable[str], work: Callable[[Lent], Awaitable[None]], limit: in
     """``work`` with endpoints of these names, ticking."""
 
     async def main() -> Lent:
-        hung: set[str] = set()
-        dead: set[str] = set()
-        samples: list[EndpointSample] = []
-        notices: list[str] = []
-        proofs: list[float] = []
-        backend = ScriptedBackend(
-            {},
-            {
-                name: lambda number, name=name: SILENT if name in dead else Capabilities()
-                for name in names
-            },
-        )
-
-        async def prove(endpoint: Endpoint, request: Request | None) -> Failure | None:
-            proofs.append(asyncio.get_running_loop().time())
-            await asyncio.sleep(30.0 if endpoint.name in hung else 0.5)
-            return SILENT if endpoint.name in hung else None
-
-        clock = asyncio.get_running_loop().time
-        core = FleetState(
-            [state(name, limit) for name in names], FleetConfig(concurrency=1000), clock
-        )
-        lessor = EndpointLeaser(
-            core,
-            backend,
-            prove,
-            on_sample=samples.append,
-            notice=notices.append,
-        )
-        lent = Lent(lessor, core, hung, dead, samples, notices, proofs=proofs)
-
-        async def ticking() -> None:
-            while True:
-                await asyncio.sleep(1.0)
-                lent.lessor.tick()
-
-        ticks = asyncio.create_task(ticking())
+        lent = Lent(names, limit)
+        ticks = asyncio.create_task(lent.tick())
         await work(lent)
         ticks.cancel()
         lent.lessor.close()
-        assert not lessor.stopped.done() or isinstance(lessor.stopped.result(), StoppedEarly)
+        stopped = lent.lessor.stopped
+        assert not stopped.done() or isinstance(stopped.result(), StoppedEarly)
         return lent
 
     return run_jumping(main())
