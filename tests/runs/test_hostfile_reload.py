@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
-
-import pytest
+from types import SimpleNamespace
 
 from bagent.backends.endpoint import Endpoint
 from bagent.backends.engines.metrics import EngineLoad
-from bagent.fleet.endpoint_state import EndpointState
-from bagent.fleet.limits.concurrency import InFlightLimit
 from bagent.fleet.limits.load_feedback import LoadFeedback
 from bagent.runs.hostfile_reload import HostfileFollower
 from bagent.runs.load_polling import watch_loads
@@ -77,62 +72,35 @@ def test_an_engine_that_tells_late_keeps_nobody_from_growing():
     assert sent[0][0] < 1005.0  # the second look, which begins when the first is over
 
 
-class Seen:
-    """Takes who joins and leaves."""
-
-    def __init__(self) -> None:
-        self.changes: list[str] = []
-        self.notices: list[str] = []
-        self.changed = asyncio.Event()
-
-    def join(self, states: Sequence[EndpointState]) -> None:
-        """Note it."""
-        self.changes += [f"+{state.name}" for state in states]
-        self.changed.set()
-
-    def leave(self, names: Sequence[str]) -> None:
-        """Note it."""
-        self.changes += [f"-{name}" for name in names]
-
-    def notice(self, words: str) -> None:
-        """Note it."""
-        self.notices.append(words)
-        self.changed.set()
-
-    async def something(self) -> None:
-        """Wait for a change or a notice."""
-        self.changed.clear()
-        await asyncio.wait_for(self.changed.wait(), 20)
-
-
-def states(endpoints: Sequence[Endpoint]) -> list[EndpointState]:
-    return [EndpointState(endpoint, InFlightLimit(1, 1)) for endpoint in endpoints]
-
-
 def test_a_list_with_a_key_that_is_not_set_counts_for_nothing_until_it_is_mended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr("bagent.runs.hostfile_reload.HOSTFILE_SECONDS", 0.02)
     monkeypatch.setattr("bagent.fleet.hostfile.SETTLE_SECONDS", 0.1)
+    hosts = tmp_path / "hosts.txt"
+    hosts.write_text("a\nb\n")
+    used = [Endpoint(f"{name}:8000", f"http://{name}:8000/v1") for name in "ab"]
+    changes: list[str] = []
+    fleet = SimpleNamespace(
+        join=lambda states: changes.extend(f"+{state.name}" for state in states),
+        leave=lambda names: changes.extend(f"-{name}" for name in names),
+    )
 
-    async def main() -> Seen:
-        hosts = tmp_path / "hosts.txt"
-        hosts.write_text("a\nb\n")
-        seen = Seen()
-        used = [Endpoint(f"{name}:8000", f"http://{name}:8000/v1") for name in "ab"]
-        follower = HostfileFollower(hosts, None, {}, seen.notice, used)
-        following = asyncio.create_task(follower.follow(seen, states))
+    async def main():
+        notices = asyncio.Queue()
+        follower = HostfileFollower(hosts, None, {}, notices.put_nowait, used)
+        following = asyncio.create_task(follower.follow(fleet, lambda endpoints: endpoints))
         await asyncio.sleep(0)
         hosts.write_text("a\nc api_key_env=NOT_SET\n")
-        await seen.something()
-        assert seen.changes == []
+        refused = await asyncio.wait_for(notices.get(), 20)
+        assert changes == []
         hosts.write_text("a\nc\n")
-        await seen.something()
+        told = await asyncio.wait_for(notices.get(), 20)
         following.cancel()
-        return seen
+        return refused, told
 
-    seen = asyncio.run(main())
-    assert seen.changes == ["-b:8000", "+c:8000"]
-    assert "NOT_SET is not set (export it, with the API key)" in seen.notices[0]
-    assert seen.notices[0].endswith("; the 2 endpoints stay as they were")
-    assert seen.notices[1:] == ["hosts.txt changed: c:8000 joined, b:8000 removed, 2 endpoints now"]
+    refused, told = asyncio.run(main())
+    assert changes == ["-b:8000", "+c:8000"]
+    assert "NOT_SET is not set (export it, with the API key)" in refused
+    assert refused.endswith("; the 2 endpoints stay as they were")
+    assert told == "hosts.txt changed: c:8000 joined, b:8000 removed, 2 endpoints now"

@@ -20,7 +20,7 @@ from bagent.runs.parallel.workers import Worker, finish_parts, part_options
 from bagent.servers.fleet_factory import LimitShare
 from bagent.store.lock import owners
 from support.cli import Running
-from support.jobs import results, results_by_id, rows, write_job, write_rows
+from support.jobs import results_by_id, rows, write_job
 from support.replies import echo, slow
 from support.run_outcomes import NO_TABLES
 
@@ -73,29 +73,6 @@ def test_workers_end_in_good_order_when_the_first_process_is_killed(fs, job_dir,
     assert done.code == 0, "the next start waits for the workers that the killed process left"
     assert sorted(results_by_id(job_dir)) == ids(40)
     assert len(fs.requests) == 40
-
-
-def test_edited_and_mended_rows_have_their_new_answers_only(fs, job_dir, bagent):
-    """Edited, a row is of another worker's part most times."""
-    fs.set_script({"*": [echo()]})
-    write_job(job_dir, fs.url, results=NO_TABLES)
-    values = [*rows(12), {"id": "r13"}]
-    path = write_rows(job_dir / "rows.jsonl", values)
-    path.write_bytes(path.read_bytes() + b'{"id": "r14", "text": "cut o\n')
-    assert bagent(RUN).code == 1
-    for count, text in enumerate(("edited", "edited again", "edited"), 1):
-        for row in values:
-            row["text"] = text
-        write_rows(path, [*values, {"id": "r14", "text": "cut off"}])
-        ended = bagent(RUN)
-        assert ended.code == 0, ended.err
-        found = list(results(job_dir))
-        assert sorted(row["id"] for row in found) == ids(14)
-        assert {row["text"] for row in found if row["id"] != "r14"} == {
-            f"id=r{n} {text}" for n in range(1, 14)
-        }
-        # The third text is the first again: its answers are copied from the earlier start.
-        assert len(fs.requests) == 12 + 1 + 13 * min(count, 2)
 
 
 @pytest.mark.parametrize(

@@ -33,12 +33,10 @@ TOOLS = [
 async def test_chat_answers_in_openai_form(client) -> None:
     reply = await client.chat("hello " * 40, max_tokens=500)
     (choice,) = reply["choices"]
-    assert reply["object"] == "chat.completion"
-    assert reply["model"] == "simulated-8b"
+    assert (reply["object"], reply["model"]) == ("chat.completion", "simulated-8b")
     assert reply["id"].startswith("chatcmpl-")
-    assert choice["message"]["role"] == "assistant"
+    assert (choice["message"]["role"], choice["finish_reason"]) == ("assistant", "stop")
     assert choice["message"]["content"].endswith(".")
-    assert choice["finish_reason"] == "stop"
     usage = reply["usage"]
     assert usage["prompt_tokens"] + usage["completion_tokens"] == usage["total_tokens"]
     assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
