@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bagent.report import ReportInfo
-from bagent.report.answer_fields import profile_fields
+from bagent.report.answer_fields import FieldProfile, profile_fields
 from bagent.report.html import share
 from bagent.report.overview import down_endpoints
 from bagent.report.queries import ReportDb
@@ -69,42 +69,54 @@ def test_an_endpoint_that_is_slow_at_times_is_told_by_its_slowest_tries(run):
     )
 
 
-def test_a_few_attempts_at_another_endpoint_are_nothing_to_compare_with(run):
+@pytest.mark.parametrize("seconds", [1.0, 30.0])
+def test_a_few_attempts_at_another_endpoint_are_nothing_to_compare_with(run, seconds):
     for row in range(300):
         run.result(row)
-        run.attempt(row, "node1" if row == 7 else "node0", 30.0 if row % 20 == 2 else 1.0)
+        if row < 3:
+            run.attempt(row, "node1", seconds)
+        else:
+            run.attempt(row, "node0", 30.0 if row % 20 == 5 else 1.0)
     assert "is slow" not in stands_out(run)
+
+
+def profile_of(run: TableRun, score: str, rows: int) -> FieldProfile:
+    """Return the profile of a field whose value in row ``n`` is an SQL expression."""
+    run.connection.execute("drop table answers")
+    run.connection.execute(
+        f"create table answers as select n::varchar as id, {score} as score from range({rows}) t(n)"
+    )
+    (profile,) = profile_fields(ReportDb(run.connection), None, {"score": "score"})
+    return profile
 
 
 @pytest.mark.parametrize(
     ("score", "label", "highest"), [("n / 100.0", "0.9 to 1", 1), ("n", "90 to 100", 100)]
 )
 def test_the_highest_number_is_in_the_bin_that_ends_at_it(run, score, label, highest):
-    run.connection.execute("drop table answers")
-    run.connection.execute(
-        f"create table answers as select n::varchar as id, {score} as score from range(101) t(n)"
-    )
-    (profile,) = profile_fields(ReportDb(run.connection), None, {"score": "score"})
-    assert profile.bars[-1].label == label
-    assert sum(bar.rows for bar in profile.bars) == 101
-    assert profile.bars[-1].high > highest  # the view's filter is below it
+    bars = profile_of(run, score, 101).bars
+    assert bars[-1].label == label
+    assert sum(bar.rows for bar in bars) == 101
+    assert bars[-1].high > highest  # the view's filter is below it
 
 
 @pytest.mark.parametrize("kind", ["bigint", "double"])
 def test_far_numbers_leave_most_bins_to_the_others(run, kind):
-    run.connection.execute("drop table answers")
-    run.connection.execute(
-        "create table answers as select n::varchar as id, (case when n = 7 then 90000 when n = 8"
-        f" then -500 else n % 100 end)::{kind} as score from range(1000) t(n)"
-    )
-    (profile,) = profile_fields(ReportDb(run.connection), None, {"score": "score"})
-    first, *middle, last = profile.bars
+    score = f"(case n when 7 then 90000 when 8 then -500 else n % 100 end)::{kind}"
+    bars = profile_of(run, score, 1000).bars
+    first, *middle, last = bars
     assert (first.low, last.label.split(" to ")[1]) == (-500, "90,000")
-    assert [bar.rows for bar in profile.bars if bar.far] == [first.rows, last.rows] == [1, 1]
+    assert [bar.rows for bar in bars if bar.far] == [first.rows, last.rows] == [1, 1]
     assert len(middle) >= 8
-    assert sum(bar.rows for bar in profile.bars) == 1000
+    assert sum(bar.rows for bar in bars) == 1000
     assert all(bar.rows >= 40 for bar in middle)
     assert last.high > 90_000  # the view's filter is below it
+
+
+def test_whole_numbers_with_a_gap_have_a_bar_for_each_value(run):
+    bars = profile_of(run, "if(n = 5, 99, 1 + n % 5)", 100).bars
+    assert [bar.label for bar in bars] == ["1", "2", "3", "4", "5", "99"]
+    assert bars[-1].rows == 1
 
 
 NAMES = {name: name for name in ("label", "score", "reason")}
@@ -145,7 +157,7 @@ def test_answers_that_may_be_wrong_are_named(run):
     ]
 
 
-def test_a_doubtful_answer_has_what_its_rows_share_ids_and_the_command_that_lists_them(run):
+def test_a_doubtful_answer_has_what_its_rows_share_and_the_command_that_lists_them(run):
     put_answers(run, [("no", 1 + n % 5, f"since {n}") for n in range(600)])
     for n in range(600, 630):
         text = "I do not understand."
@@ -177,14 +189,6 @@ def test_usual_answers_are_not_suspected(run):
     assert suspects(run) == []
 
 
-def test_whole_numbers_with_a_gap_have_a_bar_for_each_value(run):
-    put_answers(run, [("a", 99 if n == 5 else 1 + n % 5, f"{n}") for n in range(100)])
-    profiles = profile_fields(ReportDb(run.connection), None, NAMES)
-    (score,) = (profile for profile in profiles if profile.name == "score")
-    assert [bar.label for bar in score.bars] == ["1", "2", "3", "4", "5", "99"]
-    assert score.bars[-1].rows == 1
-
-
 def test_an_endpoint_that_answered_and_died_is_not_said_to_have_never_answered(run):
     run.result(0)
     run.attempt(0, "gone", 1.0)
@@ -200,7 +204,7 @@ def test_an_endpoint_that_answered_and_died_is_not_said_to_have_never_answered(r
     assert messages["mute"] == "never answered"
 
 
-def test_the_table_of_endpoints_shows_deaths_and_keeps_apart_failed_attempts_and_rows(run):
+def test_the_table_of_endpoints_shows_deaths_and_tells_failed_attempts_from_rows(run):
     for row in range(100):
         kind = {0: "schema", 1: "connect"}.get(row % 10)
         failed = {"status": "invalid", "error_kind": kind} if kind == "schema" else {}
@@ -389,17 +393,6 @@ def test_stages_are_shown_in_their_order_with_their_failures(run):
     assert "stage review: 4 rows (10 %) failed (timeout)" in words
     assert "stage judge: 4 of 40 rows were made of rows some of which had failed" in words
     assert "results of all stages 81" in " ".join(page.sections[""].split())
-
-
-def test_the_rows_with_most_turns_are_shown_with_their_tools(run):
-    run.result(0, turns=1)
-    run.result(1, turns=3, latency_ms=4000.0)
-    for turn, name in ((1, "sql"), (2, "read_file")):
-        call = {"name": name, "started": float(turn), "shared": False, "cached": False}
-        run.add("tool_calls", row=1, stage="main", answer=0, turn=turn, latency_ms=500.0, **call)
-        run.attempt(1, "node", 1.5, turn=turn)
-    tools = run.page().sections["tools"]
-    assert "sql, read_file\n4.0s\n3.0s\n1.0s\n" in tools
 
 
 def test_a_tool_that_fails_often_is_told_with_why(run):

@@ -251,13 +251,3 @@ async def test_tables_that_the_run_itself_made_replace_the_open_ones(tmp_path, m
         assert has_fresh_tables(run)
     assert await count() == 3
     await tables.close()
-
-
-def test_the_list_of_runs_and_the_page_of_one_read_its_state_once(tmp_path, monkeypatch):
-    reads: list[RunDir] = []
-    describe = view_catalog.describe
-    monkeypatch.setattr(view_catalog, "describe", lambda *a: reads.append(a[0]) or describe(*a))
-    run = make_run(tmp_path / "job", [stored(0)])
-    catalog = RunCatalog(tmp_path, None)
-    assert catalog.states.of(run) == catalog.find("job").state()
-    assert len(reads) == 1
