@@ -22,7 +22,7 @@ from support.agent_jobs import (
 from support.cli import Running
 from support.fake_server import FakeServer
 from support.jobs import parquet, results_by_id, wait_until
-from support.replies import delta, hang, ok, stream, tool_delta, usage_chunk
+from support.replies import delta, hang, ok, stream, usage_chunk
 
 pytestmark = pytest.mark.slow  # tools and signals take their real time
 
@@ -125,9 +125,11 @@ def test_sigterm_ends_tools_and_the_same_command_goes_on(job_dir, bagent):
         assert "may have run" in answers_in(fs.requests[-1].body)[0]
 
 
-FIRST = delta(tool_calls=[tool_delta(0, "c0", "wait", '{"seconds":')])
-REST = delta(tool_calls=[tool_delta(0, None, None, "0.1}")])
-SECOND = delta(tool_calls=[tool_delta(1, "c1", "add", '{"a":1,"b":2}')])
+WAIT = {"name": "wait", "arguments": '{"seconds":'}
+ADD = {"name": "add", "arguments": '{"a":1,"b":2}'}
+FIRST = delta(tool_calls=[{"index": 0, "id": "c0", "type": "function", "function": WAIT}])
+REST = delta(tool_calls=[{"index": 0, "type": "function", "function": {"arguments": "0.1}"}}])
+SECOND = delta(tool_calls=[{"index": 1, "id": "c1", "type": "function", "function": ADD}])
 END = delta(None, "tool_calls")
 
 

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import TypeVar
 
@@ -30,26 +31,28 @@ async def serve_app(app: web.Application, host: str = "127.0.0.1") -> AsyncItera
 @contextmanager
 def in_thread(server: AbstractAsyncContextManager[T]) -> Iterator[T]:
     """Enter ``server`` in a thread with an event loop of its own, and leave it at the end."""
-    ready = threading.Event()
-    loop = asyncio.new_event_loop()
+    entered: Future[tuple[T, asyncio.AbstractEventLoop]] = Future()
     stop = asyncio.Event()
-    entered: list[T] = []
 
     async def main() -> None:
-        async with server as value:
-            entered.append(value)
-            ready.set()
-            await stop.wait()
+        try:
+            async with server as value:
+                entered.set_result((value, asyncio.get_running_loop()))
+                await stop.wait()
+        except OSError as error:
+            if entered.done():
+                raise
+            entered.set_exception(error)
 
-    thread = threading.Thread(target=lambda: loop.run_until_complete(main()), daemon=True)
+    thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
     thread.start()
-    assert ready.wait(10), "the server did not start"
+    value, loop = entered.result(10)
     try:
-        yield entered[0]
+        yield value
     finally:
         loop.call_soon_threadsafe(stop.set)
         thread.join(10)
-        loop.close()
+        assert not thread.is_alive()
 
 
 @contextmanager

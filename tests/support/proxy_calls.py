@@ -75,9 +75,9 @@ def running_proxy(
     return proxy
 
 
-def post_chat(url: str, row: str = "r1") -> int | None:
+def post_chat(url: str, row: str = "r1", **more: Any) -> int | None:
     """The status of the answer to one chat, None where the connection broke."""
-    body = json.dumps(chat(row)).encode()
+    body = json.dumps(chat(row, **more)).encode()
     try:
         with urllib.request.urlopen(f"{url}/chat/completions", body, timeout=60) as answer:
             answer.read()

@@ -1,12 +1,14 @@
 """What the scripted server answers: one immutable :class:`Reply` and its builders.
 
 A script maps a row id (or ``*`` for every other row) to a list of replies, one per request of
-that row, the last one repeating. Replies are plain records, so a script is also a JSON file.
+that row, the last one repeating.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from email.utils import formatdate
 from typing import Any, Literal
 
 import msgspec
@@ -17,14 +19,14 @@ Script = Mapping[str, Sequence["Reply"]]
 AUTO = "auto"
 ABSENT = "absent"
 
-Action = Literal["answer", "echo", "canned", "fits", "raw", "stream", "hang", "close", "wire"]
+Action = Literal["answer", "echo", "canned", "raw", "stream", "hang", "close", "wire"]
 End = Literal["done", "close", "cut"]
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One reply. Use the builders below; fields that an action does not name are ignored.
 
-    ``answer``, ``echo``, ``canned`` and ``fits`` are good answers in the form that the request
+    ``answer``, ``echo`` and ``canned`` are good answers in the form that the request
     asks for (chat, completions, batch; streamed or not). ``usage`` is ``auto`` (counted in
     words), ``absent`` (no key), None (null) or the object itself. ``delay`` and ``gap`` are
     seconds; ``gate`` names the gate that holds the reply back; ``barrier`` is how many requests
@@ -34,22 +36,18 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     action: Action = "answer"
     text: str | None = None
-    texts: list[str] | None = None
     finish_reason: Json = "stop"
     usage: Json = AUTO
     model: str | None = None
     message: dict[str, Json] = {}
-    extra: dict[str, Json] = {}
-    logprobs: Json = None
     status: int = 200
     body: Json = None
     content: bytes | None = None
     content_type: str = "application/json"
-    headers: dict[str, str] = {}
+    headers: dict[str, str | Callable[[], str]] = {}
     chunks: list[Json] = []
     end: End = "done"
     gap: float = 0.0
-    split: int = 0
     delay: float = 0.0
     gate: str | None = None
     barrier: int = 0
@@ -60,7 +58,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def good(self) -> bool:
         """Whether this is an answer that can share a list call with others."""
-        return self.action in ("answer", "echo", "canned", "fits") and self.status == 200
+        return self.action in ("answer", "echo", "canned") and self.status == 200
 
 
 def ok(text: str | None = "ok", finish_reason: Json = "stop", **fields: Any) -> Reply:
@@ -108,17 +106,9 @@ def canned(**fields: Any) -> Reply:
     return Reply(action="canned", **fields)
 
 
-def fits(**fields: Any) -> Reply:
-    """Build an answer that is valid under the request's schema, else under the server's own."""
-    return Reply(action="fits", **fields)
-
-
-def status(
-    code: int, body: Json = None, headers: dict[str, str] | None = None, **fields: Any
-) -> Reply:
+def status(code: int, body: Json = None, headers: Json = None, **fields: Any) -> Reply:
     """Build an answer with an HTTP status; without ``body`` an error object in OpenAI's form."""
-    if body is None:
-        body = error_body(code)
+    body = error_body(code) if body is None else body
     return Reply(action="raw", status=code, body=body, headers=headers or {}, **fields)
 
 
@@ -192,8 +182,7 @@ def stream(chunks: Sequence[Json], end: End = "done", **fields: Any) -> Reply:
     """Build an SSE stream. A dict becomes a ``data:`` event, text and bytes go out as they are.
 
     ``end``: ``done`` sends ``[DONE]`` and ends well, ``close`` ends the body well without it,
-    ``cut`` drops the connection. ``gap`` are seconds between chunks, ``split`` re-cuts the bytes
-    into writes of that many bytes.
+    ``cut`` drops the connection. ``gap`` are seconds between chunks.
     """
     return Reply(action="stream", chunks=list(chunks), end=end, **fields)
 
@@ -209,32 +198,14 @@ def delta(
     return {"id": "chatcmpl-fake", "object": "chat.completion.chunk", "choices": [choice]}
 
 
-def tool_delta(
-    index: int = 0,
-    call_id: str | None = None,
-    name: str | None = None,
-    arguments: str | None = None,
-) -> dict[str, Json]:
-    """Build one entry of a delta's ``tool_calls``; what is None is left out."""
-    function = {"name": name, "arguments": arguments}
-    entry: dict[str, Json] = {"index": index, "type": "function"}
-    if call_id is not None:
-        entry["id"] = call_id
-    entry["function"] = {key: value for key, value in function.items() if value is not None}
-    return entry
-
-
 def usage_chunk(prompt: int | None = 5, completion: int | None = 3) -> dict[str, Json]:
     """Build the last streamed chunk: no choices, the token counts."""
     counts = {"prompt_tokens": prompt, "completion_tokens": completion}
     return {
-        "id": "chatcmpl-fake",
-        "object": "chat.completion.chunk",
-        "choices": [],
-        "usage": counts,
-    }
+        "id": "chatcmpl-fake", "object": "chat.completion.chunk", "choices": [], "usage": counts
+    }  # fmt: skip
 
 
-def http_date_in(seconds: int) -> str:
-    """Return a header value that becomes the HTTP date ``seconds`` after the answer is sent."""
-    return f"{{http_date{seconds:+d}}}"
+def http_date_in(seconds: int) -> Callable[[], str]:
+    """Return a header value: the HTTP date ``seconds`` after the answer is sent."""
+    return lambda: formatdate(time.time() + seconds, usegmt=True)

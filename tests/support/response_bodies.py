@@ -4,90 +4,58 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import re
-import time
 from collections.abc import Sequence
-from email.utils import formatdate
 from typing import Any
 
-import msgspec
-
+from bagent.sim.schema_values import SchemaSampler
 from support.replies import ABSENT, AUTO, Reply
-from support.request_checks import encode_tokens, message_text, render
-from support.request_log import ReceivedRequest
-from support.schema_values import instance
+from support.server_requests import ReceivedRequest, encode_tokens, message_text, render
 
 Json = Any
 
-_DATE = re.compile(r"\{http_date([+-]\d+)\}")
-_encoder = msgspec.json.Encoder()
-
 
 def encode(value: Json) -> bytes:
-    """Return ``value`` as JSON; lone surrogates and NaN as Python's own encoder writes them."""
+    """Return ``value`` as JSON: NaN and infinities stay words, lone surrogates are escaped."""
     try:
-        return _encoder.encode(value)
-    except (UnicodeEncodeError, ValueError):
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError:
         return json.dumps(value).encode()
 
 
-def encode_reply(value: Json) -> bytes:
-    """Like :func:`encode`, but NaN and infinities stay as words, as lax servers send them."""
-    data = encode(value)
-    return json.dumps(value).encode() if _has_odd_number(value) else data
-
-
-def _has_odd_number(value: Json) -> bool:
-    if isinstance(value, float):
-        return value != value or value in (float("inf"), float("-inf"))
-    if isinstance(value, dict):
-        return any(map(_has_odd_number, value.values()))
-    return isinstance(value, list) and any(map(_has_odd_number, value))
-
-
 def headers(reply: Reply) -> dict[str, str]:
-    """Return the headers of ``reply`` with dates filled in, counted from now."""
-
-    def date(match: re.Match[str]) -> str:
-        return formatdate(time.time() + int(match[1]), usegmt=True)
-
-    return {name: _DATE.sub(date, value) for name, value in reply.headers.items()}
+    """Return the headers of ``reply``; those that are functions are computed now."""
+    values = reply.headers.items()
+    return {name: value() if callable(value) else value for name, value in values}
 
 
-def seed(prompt: str) -> int:
-    """Return a number that names ``prompt``."""
-    digest = hashlib.sha256(prompt.encode("utf-8", "surrogatepass")).digest()
-    return int.from_bytes(digest[:8], "big")
+def _digest(prompt: str) -> bytes:
+    return hashlib.sha256(prompt.encode("utf-8", "surrogatepass")).digest()[:8]
 
 
-def wanted_schema(body: Json, default: Json) -> Json:
-    """Return the JSON Schema that the request asks for, else ``default``."""
+def wanted_schema(body: Json) -> Json:
+    """Return the JSON Schema that the request asks for, else None."""
     response_format = body.get("response_format")
     if isinstance(response_format, dict) and response_format.get("type") == "json_schema":
-        return response_format["json_schema"].get("schema", default)
+        return response_format["json_schema"].get("schema")
     structured = body.get("structured_outputs")
-    if isinstance(structured, dict) and "json" in structured:
-        return structured["json"]
-    return default
+    return structured.get("json") if isinstance(structured, dict) else None
 
 
-def answer_text(reply: Reply, body: Json, prompt: str, schema: Json) -> str | None:
-    """Return the text of ``reply`` to ``prompt``; None where it has no content.
-
-    Args:
-        schema: the JSON Schema that a made-up answer has to fit where the request names none.
-    """
+def answer_text(reply: Reply, body: Json, prompt: str) -> str | None:
+    """Return the text of ``reply`` to ``prompt``; None where it has no content."""
     if reply.action == "echo":
         messages = body.get("messages")
         if isinstance(messages, list) and messages and isinstance(messages[0], dict):
             users = [message for message in messages if message.get("role") == "user"]
             return message_text(users[-1]) if users else prompt
         return prompt
-    if reply.action in ("canned", "fits"):
-        wanted = wanted_schema(body, schema if reply.action == "fits" else None)
-        if wanted is not None:
-            return msgspec.json.encode(instance(wanted, seed(prompt))).decode()
-        return f"answer {seed(prompt):016x}"
+    if reply.action == "canned":
+        schema, digest = wanted_schema(body), _digest(prompt)
+        if schema is None:
+            return f"answer {digest.hex()}"
+        return encode(SchemaSampler(schema).make(random.Random(digest))).decode()
     return reply.text
 
 
@@ -105,25 +73,19 @@ def usage(replies: Sequence[Reply], prompts: Sequence[str], texts: Sequence[str 
     }
 
 
-def response(
-    kind: str, seen: ReceivedRequest, replies: Sequence[Reply], schema: Json, model: str
-) -> Json:
+def response(kind: str, seen: ReceivedRequest, replies: Sequence[Reply], model: str) -> Json:
     """Return the body of a good answer that is not streamed.
 
     Args:
         kind: ``chat``, ``batch`` or ``completions``.
         replies: one per prompt, each of them good.
-        schema: see :func:`answer_text`.
         model: the name to answer where the reply has none.
     """
     body = seen.body
-    count = body.get("n") or 1
     choices, texts = [], []
     for reply, prompt in zip(replies, seen.prompts, strict=True):
-        text = answer_text(reply, body, prompt, schema)
-        for sample in range(count):
-            if reply.texts is not None:
-                text = reply.texts[sample % len(reply.texts)]
+        text = answer_text(reply, body, prompt)
+        for _ in range(body.get("n") or 1):
             texts.append(text)
             choices.append(_choice(kind, len(choices), reply, text))
     result = {
@@ -134,11 +96,7 @@ def response(
         "choices": choices,
     }
     counts = usage(replies, seen.prompts, texts)
-    if counts != ABSENT:
-        result["usage"] = counts
-    for reply in replies:
-        result.update(reply.extra)
-    return result
+    return result if counts == ABSENT else result | {"usage": counts}
 
 
 def _choice(kind: str, index: int, reply: Reply, text: str | None) -> dict[str, Json]:
@@ -147,8 +105,6 @@ def _choice(kind: str, index: int, reply: Reply, text: str | None) -> dict[str, 
         choice["text"] = text
     else:
         choice["message"] = {"role": "assistant", "content": text, **reply.message}
-    if reply.logprobs is not None:
-        choice["logprobs"] = reply.logprobs
     return choice
 
 
@@ -211,8 +167,7 @@ def embeddings(seen: ReceivedRequest, model: str) -> Json:
     """Return the body of an answer to ``/v1/embeddings``: eight numbers per text."""
     data = []
     for index, prompt in enumerate(seen.prompts):
-        digest = hashlib.sha256(prompt.encode("utf-8", "surrogatepass")).digest()
-        vector = [byte / 255 for byte in digest[:8]]
+        vector = [byte / 255 for byte in _digest(prompt)]
         data.append({"object": "embedding", "index": index, "embedding": vector})
     counts = {"prompt_tokens": sum(len(p.split()) for p in seen.prompts)}
     counts["total_tokens"] = counts["prompt_tokens"]
@@ -225,4 +180,4 @@ def sse(chunk: Json) -> bytes:
         return chunk
     if isinstance(chunk, str):
         return chunk.encode("utf-8", "surrogatepass")
-    return b"data: " + encode_reply(chunk) + b"\n\n"
+    return b"data: " + encode(chunk) + b"\n\n"

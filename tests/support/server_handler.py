@@ -1,4 +1,4 @@
-"""The request handler of the scripted server: no threads, no command line."""
+"""The request handler of the scripted server, without threads."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from aiohttp import web
 
-from support import request_checks, response_bodies
+from support import response_bodies, server_requests
 from support.replies import Reply, Script, canned, error_body
-from support.request_log import ReceivedRequest, RequestLog
-from support.server_options import Options
+from support.server_requests import ReceivedRequest, RequestLog
 
 Json = Any
 
@@ -35,6 +34,31 @@ def kind_of(path: str) -> str | None:
     return next((kind for suffix, kind in KINDS.items() if path.endswith(suffix)), None)
 
 
+class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The behaviour of a server besides its script; every field is a keyword of ``FakeServer``.
+
+    ``flavour``: ``openai`` serves models, chat, completions and embeddings; ``vllm`` serves
+    ``/version``, ``/health``, ``/metrics``, ``/tokenize``, ``/detokenize`` and
+    ``/v1/chat/completions/batch`` besides.
+    ``row_pattern``: the regular expression whose first group is the row id in a prompt.
+    ``rate``: requests per second, above it 429.
+    ``refuse``: parameter -> the one to use instead; a request with it is a 400.
+    ``strict``: a malformed body is a 400 and a fault of the client.
+    """
+
+    model: str = "fake-model"
+    models: list[dict[str, Json]] | None = None
+    max_model_len: int | None = 32768
+    flavour: Literal["openai", "vllm"] = "openai"
+    version: str = "0.33.0"
+    row_pattern: str = r"\bid=([^\s<>]+)"
+    api_key: str | None = None
+    rate: float | None = None
+    refuse: dict[str, str] = {}
+    strict: bool = True
+    models_status: int = 200
+
+
 class ScriptServer:
     """Answers requests by a script; one object per listening server, on one event loop.
 
@@ -49,11 +73,9 @@ class ScriptServer:
         self.edit: Callable[[Json, ReceivedRequest], Json] | None = None
         self.check: Callable[[ReceivedRequest], str | None] | None = None
         self._row = re.compile(options.row_pattern)
-        self._decoder = msgspec.json.Decoder()
         self._recent: deque[float] = deque()
-        self._admitted = 0
         self._number = 0
-        self._connections: dict[Any, int] = {}
+        self.connections: set[Any] = set()
         self._gates: dict[str, asyncio.Event] = {}
         self._closing = asyncio.Event()
         self.set_script(script)
@@ -82,9 +104,7 @@ class ScriptServer:
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one HTTP request."""
         received = time.monotonic()
-        protocol = request.protocol
-        reused = protocol in self._connections
-        peer = self._connections.setdefault(protocol, len(self._connections) + 1)
+        self.connections.add(request.protocol)
         raw = await request.read()
         self._number += 1
         seen = ReceivedRequest(
@@ -94,21 +114,14 @@ class ScriptServer:
             headers={name.lower(): value for name, value in request.headers.items()},
             raw=raw,
             received=received,
-            peer=peer,
-            reused=reused,
         )
         kind = kind_of(request.path) if request.method == "POST" else None
         if kind == "batch" and self.options.flavour != "vllm":
             kind = None
         if kind is None:
-            self.ledger.probe(seen)
+            self.ledger.probes.append(seen)
             return self._probe(seen)
         return await self._generate(kind, seen, request)
-
-    @property
-    def connections(self) -> int:
-        """How many connections have carried a request."""
-        return len(self._connections)
 
     # ---------------------------------------------------------------- answers
 
@@ -116,14 +129,14 @@ class ScriptServer:
         self, kind: str, seen: ReceivedRequest, request: web.BaseRequest
     ) -> web.StreamResponse:
         try:
-            seen.body = self._decoder.decode(seen.raw)
+            seen.body = msgspec.json.decode(seen.raw)
         except (msgspec.DecodeError, UnicodeDecodeError):
             seen.body = None
-        seen.prompts = request_checks.prompts(kind, seen.body)
+        seen.prompts = server_requests.prompts(kind, seen.body)
         found = (self._row.search(prompt) for prompt in seen.prompts)
         seen.rows = tuple(match[1] if match else "" for match in found)
         if seen.prompts == (PROOF,):
-            self.ledger.probe(seen)
+            self.ledger.probes.append(seen)
             return await self._admit(kind, seen, request)
         self.ledger.begin(seen)
         status: int | None = None
@@ -140,19 +153,16 @@ class ScriptServer:
     async def _admit(
         self, kind: str, seen: ReceivedRequest, request: web.BaseRequest
     ) -> web.StreamResponse:
-        options = self.options
-        if options.api_key and seen.headers.get("authorization") != f"Bearer {options.api_key}":
+        if not self._has_key(seen):
             return _error(401)
-        if options.rate is not None and not self._within_rate(options.rate):
+        if self.options.rate is not None and not self._within_rate(self.options.rate):
             return _error(429)
-        if options.capacity is not None and self._admitted >= options.capacity:
-            return _error(503)
-        self._admitted += 1
-        try:
-            words = self._complaint(kind, seen)
-            return _error(400, words) if words else await self._scripted(kind, seen, request)
-        finally:
-            self._admitted -= 1
+        words = self._complaint(kind, seen)
+        return _error(400, words) if words else await self._scripted(kind, seen, request)
+
+    def _has_key(self, seen: ReceivedRequest) -> bool:
+        key = self.options.api_key
+        return not key or seen.headers.get("authorization") == f"Bearer {key}"
 
     def _within_rate(self, rate: float) -> bool:
         now = time.monotonic()
@@ -171,11 +181,11 @@ class ScriptServer:
                     f"Unsupported parameter: '{name}' is not supported with this model. "
                     f"Use '{other}' instead."
                 )
-        words = request_checks.complaint(kind, seen.body) if self.options.strict else None
+        words = server_requests.complaint(kind, seen.body) if self.options.strict else None
         if words is None and self.check is not None:
             words = self.check(seen)
         if words is not None:
-            self.ledger.fault(f"{seen.path} {seen.rows}: {words}")
+            self.ledger.faults.append(f"{seen.path} {seen.rows}: {words}")
         return words
 
     async def _scripted(
@@ -187,21 +197,19 @@ class ScriptServer:
         unscripted_proof = seen.prompts == (PROOF,) and "*" not in self.script
         replies = [canned()] if unscripted_proof else self._next(seen.rows)
         if replies is None:
-            self.ledger.fault(f"no reply is scripted for {seen.rows}")
+            self.ledger.faults.append(f"no reply is scripted for {seen.rows}")
             return _error(400, "no reply is scripted for this row")
         try:
             await self._hold(replies)
         except TimeoutError:
-            self.ledger.fault(f"{seen.rows} was held back for {GIVE_UP} s")
+            self.ledger.faults.append(f"{seen.rows} was held back for {GIVE_UP} s")
             return _error(504)
         bad = next((reply for reply in replies if not reply.good), None)
         if bad is not None:
             return await self._act(bad, request)
-        schema = self.options.schema
-        body = response_bodies.response(kind, seen, replies, schema, self.options.model)
-        self._reorder(body)
+        body = response_bodies.response(kind, seen, replies, self.options.model)
         if seen.body.get("return_prompt_text") and kind == "chat":
-            body["prompt_text"] = request_checks.render(seen.body["messages"])
+            body["prompt_text"] = server_requests.render(seen.body["messages"])
         if seen.body.get("return_token_ids") and self.options.flavour == "vllm":
             response_bodies.add_token_ids(kind, body, seen)
         if self.edit is not None:
@@ -211,9 +219,7 @@ class ScriptServer:
             chunks = response_bodies.streamed(kind, body, seen.body)
             reply = Reply(action="stream", chunks=chunks, headers=headers)
             return await self._stream(reply, request)
-        written = any(reply.action == "answer" for reply in replies)
-        data = response_bodies.encode_reply(body) if written else response_bodies.encode(body)
-        return await _body(replies[0], 200, data, headers, request)
+        return await _body(replies[0], 200, response_bodies.encode(body), headers, request)
 
     def _next(self, rows: tuple[str, ...]) -> list[Reply] | None:
         """Return each row's next reply; where one is bad, it alone counts as given."""
@@ -233,23 +239,12 @@ class ScriptServer:
         for reply in replies:
             if reply.delay:
                 await asyncio.sleep(reply.delay)
-            if reply.gate is not None:
-                gate = self._gates.setdefault(reply.gate, asyncio.Event())
-                async with asyncio.timeout(GIVE_UP):
-                    await gate.wait()
-            if reply.barrier:
-                gate = self._gates.setdefault(f"barrier {reply.barrier}", asyncio.Event())
-                if self.ledger.in_flight >= reply.barrier:
+            for name in filter(None, (reply.gate, reply.barrier and f"barrier {reply.barrier}")):
+                gate = self._gates.setdefault(name, asyncio.Event())
+                if reply.barrier and self.ledger.in_flight >= reply.barrier:
                     gate.set()
                 async with asyncio.timeout(GIVE_UP):
                     await gate.wait()
-
-    def _reorder(self, body: dict[str, Json]) -> None:
-        order, choices = self.options.order, body["choices"]
-        if order == "reversed":
-            body["choices"] = choices[::-1]
-        elif isinstance(order, list) and len(order) == len(choices):
-            body["choices"] = [choices[place] for place in order]
 
     async def _act(self, reply: Reply, request: web.BaseRequest) -> web.StreamResponse:
         if reply.action == "close":
@@ -267,9 +262,7 @@ class ScriptServer:
             request.transport.write(reply.content or b"")
             await asyncio.sleep(0.02)
             return _drop(request, reset=False)
-        data = (
-            reply.content if reply.content is not None else response_bodies.encode_reply(reply.body)
-        )
+        data = response_bodies.encode(reply.body) if reply.content is None else reply.content
         return await _body(reply, reply.status, data, response_bodies.headers(reply), request)
 
     async def _stream(self, reply: Reply, request: web.BaseRequest) -> web.StreamResponse:
@@ -277,12 +270,9 @@ class ScriptServer:
         response = web.StreamResponse(headers=headers)
         await response.prepare(request)
         for chunk in reply.chunks:
-            data = response_bodies.sse(chunk)
-            step = reply.split or len(data) or 1
-            for start in range(0, len(data), step):
-                await response.write(data[start : start + step])
-                if reply.gap or reply.split:
-                    await asyncio.sleep(reply.gap)
+            await response.write(response_bodies.sse(chunk))
+            if reply.gap:
+                await asyncio.sleep(reply.gap)
         if reply.end == "done":
             await response.write(b"data: [DONE]\n\n")
         if reply.end == "cut":
@@ -295,30 +285,30 @@ class ScriptServer:
     # ---------------------------------------------------------------- everything else
 
     def _probe(self, seen: ReceivedRequest) -> web.Response:
-        options, path = self.options, seen.path.rstrip("/")
+        path = seen.path.rstrip("/")
         if path.endswith("/models"):
             return self._models(seen)
-        if options.flavour != "vllm":
+        if self.options.flavour != "vllm":
             return _error(404, "Not Found")
         if seen.method == "GET" and (kind_of(path) or path.endswith("tokenize")):
             return _json({"detail": "Method Not Allowed"}, 405)
-        if path.endswith("/health"):
-            return web.Response()
-        if path.endswith("/version"):
-            return _json({"version": options.version})
-        if path.endswith("/metrics"):
-            return web.Response(text=self._metrics(), content_type="text/plain")
-        if path.endswith("/detokenize"):
-            return _json(
-                {"prompt": request_checks.decode_tokens(msgspec.json.decode(seen.raw)["tokens"])}
-            )
-        if path.endswith("/tokenize"):
-            return self._tokenize(msgspec.json.decode(seen.raw))
+        match path.rpartition("/")[2]:
+            case "health":
+                return web.Response()
+            case "version":
+                return _json({"version": self.options.version})
+            case "metrics":
+                return web.Response(text=self._metrics(), content_type="text/plain")
+            case "detokenize":
+                tokens = msgspec.json.decode(seen.raw)["tokens"]
+                return _json({"prompt": server_requests.decode_tokens(tokens)})
+            case "tokenize":
+                return self._tokenize(msgspec.json.decode(seen.raw))
         return _error(404, "Not Found")
 
     def _models(self, seen: ReceivedRequest) -> web.Response:
         options = self.options
-        if options.api_key and seen.headers.get("authorization") != f"Bearer {options.api_key}":
+        if not self._has_key(seen):
             return _error(401)
         if options.models_status != 200:
             return _error(options.models_status)
@@ -326,42 +316,33 @@ class ScriptServer:
             return _json({"object": "list", "data": options.models})
         model: dict[str, Json] = {"id": options.model, "object": "model", "owned_by": "fake"}
         if options.flavour == "vllm":
-            model["owned_by"] = "vllm"
-            model["max_model_len"] = options.max_model_len
+            model |= {"owned_by": "vllm", "max_model_len": options.max_model_len}
         return _json({"object": "list", "data": [model]})
 
     def _tokenize(self, body: Json) -> web.Response:
         text = body.get("prompt")
         if text is None:
-            text = request_checks.render(body["messages"], body.get("add_generation_prompt", True))
-        tokens = request_checks.encode_tokens(text)
+            text = server_requests.render(body["messages"], body.get("add_generation_prompt", True))
+        tokens = server_requests.encode_tokens(text)
         limit = self.options.max_model_len
         return _json({"count": len(tokens), "max_model_len": limit, "tokens": tokens})
 
     def _metrics(self) -> str:
-        values = {
-            "vllm:num_requests_running": float(self._admitted),
-            "vllm:num_requests_waiting": 0.0,
-            "vllm:kv_cache_usage_perc": 0.0,
-            "vllm:num_preemptions_total": 0.0,
-            "vllm:prefix_cache_queries_total": 0.0,
-            "vllm:prefix_cache_hits_total": 0.0,
-            **self.options.metrics,
-        }
+        running = {"num_requests_running": self.ledger.in_flight}
+        others = ("num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total")
+        caches = ("prefix_cache_queries_total", "prefix_cache_hits_total")
+        values = running | dict.fromkeys(others + caches, 0)
         label = f'{{model_name="{self.options.model}",engine="0"}}'
-        lines = [f"{name}{label} {value}\n" for name, value in values.items()]
-        return "".join(lines)
+        return "".join(f"vllm:{name}{label} {value:.1f}\n" for name, value in values.items())
 
 
-def _json(value: Json, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+def _json(value: Json, status: int = 200) -> web.Response:
     body = response_bodies.encode(value)
-    return web.Response(body=body, status=status, headers=headers, content_type="application/json")
+    return web.Response(body=body, status=status, content_type="application/json")
 
 
-def _error(
-    status: int, words: str | None = None, headers: dict[str, str] | None = None
-) -> web.Response:
-    return _json(error_body(status, words), status, headers)
+def _error(status: int, words: str | None = None) -> web.Response:
+    return _json(error_body(status, words), status)
 
 
 def _drop(request: web.BaseRequest, reset: bool) -> web.Response:

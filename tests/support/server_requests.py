@@ -1,13 +1,80 @@
-"""What a strict server minds in a request body, and how prompts are found in it."""
+"""What the scripted server saw: a record of each request, and what a strict server minds in it."""
 
 from __future__ import annotations
 
 import json
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any
 
 Json = Any
 
 ROLES = {"system", "developer", "user", "assistant", "tool"}
+
+
+@dataclass(slots=True)
+class ReceivedRequest:
+    """One request. Times are seconds of ``time.monotonic()``, comparable across processes.
+
+    ``rows`` are the row ids found in its prompts, one per prompt; ``prompts`` the prompt texts.
+    ``answered`` and ``status`` stay None where no answer was sent. ``cancelled`` says that the
+    client went away first.
+    """
+
+    number: int
+    method: str
+    path: str
+    headers: dict[str, str]
+    raw: bytes
+    received: float
+    body: Json = None
+    rows: tuple[str, ...] = ()
+    prompts: tuple[str, ...] = ()
+    answered: float | None = None
+    status: int | None = None
+    cancelled: bool = False
+
+    @property
+    def row_id(self) -> str | None:
+        """The row id of a request with one prompt; of a list call the first."""
+        return self.rows[0] if self.rows else None
+
+
+@dataclass(slots=True)
+class RequestLog:
+    """Every request so far, safe to read from another thread."""
+
+    requests: list[ReceivedRequest] = field(default_factory=list)
+    probes: list[ReceivedRequest] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    received: int = 0
+    in_flight: int = 0
+    peak: int = 0
+    finished: int = 0
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def begin(self, seen: ReceivedRequest) -> None:
+        """Note that a request for an answer came in."""
+        with self.changed:
+            self.requests.append(seen)
+            self.received += 1
+            self.counts.update(seen.rows)
+            self.in_flight += 1
+            self.peak = max(self.peak, self.in_flight)
+            self.changed.notify_all()
+
+    def end(self, seen: ReceivedRequest, status: int | None) -> None:
+        """Note that a request was answered, dropped or given up."""
+        with self.changed:
+            seen.status = status
+            if status is not None:
+                seen.answered = time.monotonic()
+            self.in_flight -= 1
+            self.finished += 1
+            self.changed.notify_all()
 
 
 def message_text(message: Json) -> str:
@@ -43,15 +110,13 @@ def prompts(kind: str, body: Json) -> tuple[str, ...]:
     """
     if not isinstance(body, dict):
         return ()
-    if kind == "chat":
-        return ("\n".join(message_text(message) for message in body.get("messages") or []),)
-    if kind == "batch":
-        return tuple("\n".join(map(message_text, one)) for one in body.get("messages") or [])
+    if kind in ("chat", "batch"):
+        messages = body.get("messages") or []
+        conversations = messages if kind == "batch" else [messages]
+        return tuple("\n".join(map(message_text, one)) for one in conversations)
     value = body.get("input" if kind == "embeddings" else "prompt")
-    if isinstance(value, str):
-        return (value,)
-    if isinstance(value, list) and value and isinstance(value[0], int):
-        return (decode_tokens(value),)
+    if isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], int)):
+        value = [value]
     if not isinstance(value, list):
         return ()
     return tuple(one if isinstance(one, str) else decode_tokens(one) for one in value)
@@ -95,13 +160,9 @@ def _call(call: Json) -> str | None:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(call.get("id"), str):
         return "a tool call has no id or function"
-    arguments = function.get("arguments")
-    if not isinstance(arguments, str):
-        return f"arguments of {function.get('name')} are {type(arguments).__name__}, not a string"
     try:
-        decoded = json.loads(arguments)
-    except ValueError:
-        return f"arguments of {function.get('name')} are not JSON"
-    if not isinstance(decoded, dict):
-        return f"arguments of {function.get('name')} do not decode to an object"
-    return None
+        if isinstance(json.loads(function["arguments"]), dict):
+            return None
+    except (KeyError, TypeError, ValueError):
+        pass
+    return f"arguments of {function.get('name')} are not an object as JSON"
