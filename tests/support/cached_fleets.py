@@ -3,119 +3,95 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from random import Random
-from typing import Any, Literal
+from typing import Literal
 
 from bagent.backends.base import Exchange, Timeouts
-from bagent.backends.endpoint import Capabilities, Endpoint
-from bagent.backends.request import CallSettings, Request
+from bagent.backends.endpoint import Endpoint
+from bagent.backends.request import Request
 from bagent.fleet.batch_size import BatchSizeRule
 from bagent.fleet.call import Call
 from bagent.fleet.endpoint_state import EndpointState
-from bagent.fleet.fleet import Fleet, FleetConfig
 from bagent.fleet.limits.concurrency import InFlightLimit
 from bagent.fleet.prefix_affinity import PrefixRule
 from bagent.sim import engine as sim
 from bagent.sim.config import BLOCK, EngineConfig
 from bagent.sim.driver import Driver, PendingCall
 from bagent.sim.tokens import block_hashes, pack
-from bagent.types import Failure, Reply
 from support.jumping_loop import run_jumping
-from support.scripted_fleet import Recorder
+from support.scripted_fleet import GOOD, SETTINGS, ScriptedBackend, Setup, always, setup
 
-SETTINGS = CallSettings(model="m", sampling={}, extra={})
 SINGLE = BatchSizeRule(stream_every=50)
 SMALL = EngineConfig(max_num_seqs=16, kv_tokens=32_768, prefill=20_000.0, decode=50.0)
+ANSWER = 8  # tokens
 
 
-class EngineBackend:
-    """Sends calls to simulated engines, one for each endpoint name; all answers are as long.
+@dataclass(frozen=True)
+class Case:
+    """A run: the texts of its rows, its engines, and what is done for their caches.
 
     With ``learns`` each endpoint takes so many seconds to find out that it takes no lists.
     """
 
+    rows: Sequence[str]
+    mode: Literal["auto", "always", "never"] = "auto"
+    engines: int = 4
+    limit: int = 16
+    hosted: bool = False
+    group: BatchSizeRule = SINGLE
+    config: EngineConfig = SMALL
     learns: Sequence[float] = ()
+    limits: Sequence[int] = ()
 
-    def __init__(self, names: Sequence[str], config: EngineConfig, answer: int) -> None:
-        self._learned: set[str] = set()
-        self.engines = {name: sim.SimEngine(config) for name in names}
-        self._drivers = {name: Driver(engine) for name, engine in self.engines.items()}
-        self._answer = answer
-        self.sent: list[tuple[float, str, int]] = []
+
+class EngineBackend(ScriptedBackend):
+    """Sends calls to simulated engines, one for each endpoint name, in lists of up to 64."""
+
+    def __init__(self, names: Sequence[str], case: Case) -> None:
+        super().__init__(dict.fromkeys(names, always()))
+        self._learn_seconds = dict(zip(names, case.learns, strict=False))
+        self.limits = dict.fromkeys(names, None if case.learns else 64)
+        self._engines = {name: sim.SimEngine(case.config) for name in names}
+        self._drivers = {name: Driver(engine) for name, engine in self._engines.items()}
         self.streamed = 0
 
     @property
     def hits(self) -> float:
         """Share of the prompt tokens that the caches knew."""
-        stats = [engine.stats for engine in self.engines.values()]
+        stats = [engine.stats for engine in self._engines.values()]
         return sum(one.prefix_hits for one in stats) / sum(one.prefix_queries for one in stats)
-
-    def group_key(self, request: Request) -> Hashable | None:
-        """All calls are alike."""
-        return "all"
-
-    def group_limit(self, endpoint: Endpoint, request: Request) -> int | None:
-        """Lists of up to 64."""
-        if self.learns:
-            return 1 if endpoint.name in self._learned else None
-        return 64
-
-    async def count_tokens(
-        self, endpoint: Endpoint, request: Request, seconds: float
-    ) -> int | None:
-        """Not told."""
-        return None
 
     async def learn(
         self, endpoint: Endpoint, samples: Sequence[Request], timeouts: Timeouts
     ) -> None:
-        """It takes its time."""
-        if self.learns:
-            await asyncio.sleep(self.learns[list(self.engines).index(endpoint.name)])
-            self._learned.add(endpoint.name)
-
-    def forget(self, endpoint: Endpoint) -> None:
-        """Nothing was learned."""
+        """Find out in its time that the endpoint takes no lists."""
+        if self._learn_seconds:
+            await asyncio.sleep(self._learn_seconds[endpoint.name])
+            self.limits[endpoint.name] = 1
 
     async def send(
         self, endpoint: Endpoint, group: Sequence[Request], timeouts: Timeouts
     ) -> Exchange:
         """Have the engine answer all of the group."""
-        loop = asyncio.get_running_loop()
-        sent = loop.time()
+        sent = asyncio.get_running_loop().time()
         self.sent.append((sent, endpoint.name, len(group)))
-        stream = group[0].stream
+        stream, begin = group[0].stream, group[0].began
         self.streamed += stream
         flight = PendingCall(stream=stream)
         asked = []
         for request in group:
             packed = pack(request.payload.decode())
-            tokens = len(packed) // 4
+            hashes = block_hashes(packed, BLOCK, None)
             asked.append(
-                sim.SimRequest(
-                    tokens,
-                    self._answer,
-                    block_hashes(packed, BLOCK, None),
-                    stream=stream,
-                    tag=flight,
-                )
+                sim.SimRequest(len(packed) // 4, ANSWER, hashes, stream=stream, tag=flight)
             )
         self._drivers[endpoint.name].start(flight, asked)
         while not flight.done:
             for one in await flight.wait():
-                if one.first_token_at is not None and group[0].began is not None:
-                    group[0].began()
-        reply = Reply(text="yes", finish_reason="stop")
-        return Exchange([reply] * len(group), sent=sent, done=loop.time(), status=200)
-
-    async def probe(self, endpoint: Endpoint, seconds: float) -> Capabilities | Failure:
-        """Always well."""
-        return Capabilities()
-
-    async def close(self) -> None:
-        """Nothing to close."""
+                if one.first_token_at is not None and begin is not None:
+                    begin()
+        return self.exchange(GOOD, len(group), sent)
 
 
 class HostedBackend(EngineBackend):
@@ -128,8 +104,8 @@ class HostedBackend(EngineBackend):
     SPEED = 5_000.0  # prompt tokens a second
     TOKEN = 0.02  # seconds for each token of the answer
 
-    def __init__(self, names: Sequence[str], config: EngineConfig, answer: int) -> None:
-        super().__init__(names, config, answer)
+    def __init__(self, names: Sequence[str], case: Case) -> None:
+        super().__init__(names, case)
         self._known: dict[str, set[int]] = {name: set() for name in names}
         self.read = self.written = 0
 
@@ -142,8 +118,8 @@ class HostedBackend(EngineBackend):
         self, endpoint: Endpoint, group: Sequence[Request], timeouts: Timeouts
     ) -> Exchange:
         """Read the prompt, then answer."""
-        loop, request, known = asyncio.get_running_loop(), group[0], self._known[endpoint.name]
-        sent = loop.time()
+        request, known = group[0], self._known[endpoint.name]
+        sent = asyncio.get_running_loop().time()
         self.sent.append((sent, endpoint.name, 1))
         self.streamed += request.stream
         packed = pack(request.payload.decode())
@@ -156,9 +132,8 @@ class HostedBackend(EngineBackend):
         known.update(blocks)
         if request.stream and request.began is not None:
             request.began()
-        await asyncio.sleep(self.TOKEN * self._answer)
-        reply = Reply(text="yes", finish_reason="stop")
-        return Exchange([reply], sent=sent, done=loop.time(), status=200)
+        await asyncio.sleep(self.TOKEN * ANSWER)
+        return self.exchange(GOOD, 1, sent)
 
 
 @dataclass
@@ -170,22 +145,6 @@ class Ran:
     backend: EngineBackend
 
 
-@dataclass(frozen=True)
-class Case:
-    """A run: the texts of its rows, its engines, and what is done for their caches."""
-
-    rows: Sequence[str]
-    mode: Literal["auto", "always", "never"] = "auto"
-    engines: int = 4
-    limit: int = 16
-    answer: int = 8
-    hosted: bool = False
-    group: BatchSizeRule = SINGLE
-    config: EngineConfig = SMALL
-    learns: Sequence[float] = ()
-    limits: Sequence[int] = ()
-
-
 def run(case: Case) -> Ran:
     """Send all rows and tell how long it took and what the caches knew."""
     return run_jumping(_run(case))
@@ -194,9 +153,7 @@ def run(case: Case) -> Ran:
 async def _run(case: Case) -> Ran:
     loop = asyncio.get_running_loop()
     names = [f"e{number}" for number in range(case.engines)]
-    kind = HostedBackend if case.hosted else EngineBackend
-    backend = kind(names, case.config, case.answer)
-    backend.learns = case.learns
+    backend = (HostedBackend if case.hosted else EngineBackend)(names, case)
     states = [
         EndpointState(
             Endpoint(name, f"http://{name}/v1", own=not case.hosted),
@@ -205,27 +162,16 @@ async def _run(case: Case) -> Ran:
         for name, limit in zip(names, case.limits or [case.limit] * case.engines, strict=True)
     ]
     prefix = PrefixRule(case.mode)
-    fleet = Fleet(
-        states,
-        backend,
-        FleetConfig(concurrency=1000, group=case.group, prefix=prefix),
-        on_attempts=lambda attempts: None,
-        notice=lambda words: None,
-        random=Random(1),
-    )
-    recorder = Recorder()
+    s = setup({}, backend=backend, states=states, group=case.group, prefix=prefix)
     began = loop.time()
-    fleet.expect(True)
-    for number, text in enumerate(case.rows):
-        await fleet.wait_for_room()
-        request = Request(SETTINGS, text.encode(), prompt=text, max_tokens=case.answer)
-        call = Call(recorder.evaluate, request, f"k{number}", number, "map", 0)
-        recorder.request(fleet, call)
-    fleet.expect(False)
-    idle = asyncio.ensure_future(fleet.wait_idle())
-    ends: list[asyncio.Future[Any]] = [idle, fleet.stopped]
-    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    if fleet.stopped.done():
-        raise fleet.stopped.result()
-    assert len(recorder.replies) == len(case.rows)
+    s.fleet.expect(True)
+    await s.finish(_feed(s, case.rows))
+    assert len(s.recorder.replies) == len(case.rows)
     return Ran(loop.time() - began, backend.hits, backend)
+
+
+async def _feed(s: Setup, rows: Sequence[str]) -> None:
+    for number, text in enumerate(rows):
+        await s.fleet.wait_for_room()
+        request = Request(SETTINGS, text.encode(), prompt=text, max_tokens=ANSWER)
+        s.request(Call(s.recorder.evaluate, request, f"k{number}", number, "map", 0))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from types import MappingProxyType
@@ -42,8 +42,6 @@ class Answer:
     result: Reply | Failure = GOOD
     seconds: float = 1.0
     stale_connection: bool = False
-    learned: bool = False
-    new_key: bool = False
     gate: asyncio.Event | None = None
     limits: RateLimits | None = None
 
@@ -63,7 +61,6 @@ class ScriptedBackend:
 
     scripts: dict[str, Script]
     probes: dict[str, Callable[[int], Capabilities | Failure]] = field(default_factory=dict)
-    probe_seconds: float = 0.1
     sent: list[tuple[float, str, int]] = field(default_factory=list)
     timeouts: list[Timeouts] = field(default_factory=list)
     probed: list[tuple[float, str]] = field(default_factory=list)
@@ -75,10 +72,8 @@ class ScriptedBackend:
     limits: dict[str, int | None] = field(default_factory=dict)
     learns: dict[str, int] = field(default_factory=dict)
     learned: list[tuple[str, int]] = field(default_factory=list)
-    forgotten: list[str] = field(default_factory=list)
     groups: list[tuple[str, list[int]]] = field(default_factory=list)
     begins_after: float | None = None
-    asked_for_groups: int = 0
     counts: dict[str, Callable[[int], int | None]] = field(default_factory=dict)
     counted: list[tuple[str, int]] = field(default_factory=list)
     count_seconds: float = 0.5
@@ -98,7 +93,6 @@ class ScriptedBackend:
 
     def group_limit(self, endpoint: Endpoint, request: Request) -> int | None:
         """As ``limits`` says; by default one call a request."""
-        self.asked_for_groups += 1
         return self.limits.get(endpoint.name, 1)
 
     async def learn(
@@ -110,8 +104,7 @@ class ScriptedBackend:
         self.limits[endpoint.name] = self.learns.get(endpoint.name, 1)
 
     def forget(self, endpoint: Endpoint) -> None:
-        """Note it."""
-        self.forgotten.append(endpoint.name)
+        """Nothing needs to be forgotten."""
 
     async def count_tokens(
         self, endpoint: Endpoint, request: Request, seconds: float
@@ -150,22 +143,21 @@ class ScriptedBackend:
             for key in (name, "all"):
                 self.out[key] -= 1
         result = answer.result if self.by_rows is None else self.by_rows(rows)
-        return Exchange(
-            results=[result] * len(group),
-            sent=started,
-            done=loop.time(),
-            status=200 if isinstance(result, Reply) else result.status,
-            stale_connection=answer.stale_connection,
-            learned=answer.learned,
-            new_key=answer.new_key,
-            connected=result != REFUSED,
-            limits=answer.limits,
-        )
+        exchange = self.exchange(result, len(group), started)
+        exchange.stale_connection, exchange.limits = answer.stale_connection, answer.limits
+        return exchange
+
+    def exchange(self, result: Reply | Failure, count: int, sent: float) -> Exchange:
+        """The end of a request of ``count`` calls that all have this result."""
+        status = 200 if isinstance(result, Reply) else result.status
+        done = asyncio.get_running_loop().time()
+        connected = result != REFUSED
+        return Exchange([result] * count, sent, done=done, status=status, connected=connected)
 
     async def probe(self, endpoint: Endpoint, seconds: float) -> Capabilities | Failure:
         """Answer as ``probes`` says; without an entry the endpoint is well."""
         self.probed.append((asyncio.get_running_loop().time(), endpoint.name))
-        await asyncio.sleep(self.probe_seconds)
+        await asyncio.sleep(0.1)
         found = self.probes.get(endpoint.name)
         return found(len(self.probed)) if found else Capabilities()
 
@@ -191,7 +183,6 @@ class Recorder:
     started_at: dict[int, float] = field(default_factory=dict)
     ended_at: dict[int, float] = field(default_factory=dict)
     on_reply: Callable[[Call, Reply], Failure | None] = lambda call, reply: None
-    on_end: Callable[[int], None] = lambda row: None
 
     def evaluate(self, call: Call, reply: Reply, delivery: Delivery) -> Failure | None:
         """Evaluate a reply as the test says."""
@@ -206,17 +197,13 @@ class Recorder:
         if future.cancelled():
             return
         end = future.result()
-        self._end(call)
+        assert call.row not in self.ended_at, f"row {call.row} ended twice"
+        self.ended_at[call.row] = asyncio.get_running_loop().time()
         if isinstance(end.result, Failure):
             self.failures[call.row] = end.result, end.delivery
         else:
             assert end.delivery is not None
             self.replies[call.row] = end.delivery
-
-    def _end(self, call: Call) -> None:
-        assert call.row not in self.ended_at, f"row {call.row} ended twice"
-        self.on_end(call.row)
-        self.ended_at[call.row] = asyncio.get_running_loop().time()
 
 
 @dataclass
@@ -227,10 +214,10 @@ class Setup:
     backend: ScriptedBackend
     states: list[EndpointState]
     account: Account
-    recorder: Recorder = field(default_factory=Recorder)
-    attempts: list[Attempt] = field(default_factory=list)
-    notices: list[str] = field(default_factory=list)
-    samples: list[EndpointSample] = field(default_factory=list)
+    recorder: Recorder
+    attempts: list[Attempt]
+    notices: list[str]
+    samples: list[EndpointSample]
 
     def call(self, row: int, **fields: Any) -> Call:
         """A call for a row."""
@@ -250,10 +237,10 @@ class Setup:
             self.recorder.started_at[row] = now
             self.request(self.call(row, deadline=end))
 
-    def submit(self, *rows: int, urgent: bool = False, **fields: Any) -> None:
+    def submit(self, *rows: int, **fields: Any) -> None:
         """Submit the calls of these rows at once."""
         for row in rows:
-            self.request(self.call(row, **fields), urgent=urgent)
+            self.request(self.call(row, **fields))
 
     async def run(
         self,
@@ -271,28 +258,30 @@ class Setup:
             announced: the fleet knows that more rows come, until the last one is there.
             ticks: tick as a session does.
         """
-        work = asyncio.ensure_future(self._whole(count, row_seconds, announced))
+        self.fleet.expect(announced)
         ticker = asyncio.ensure_future(ticking(self)) if ticks else None
-        await asyncio.wait([work, self.fleet.stopped], return_when=asyncio.FIRST_COMPLETED)
+        await self.finish(self.feed(count, row_seconds))
         if ticker is not None:
             ticker.cancel()
+
+    async def finish(self, feeding: Coroutine[Any, Any, None]) -> None:
+        """Wait for the last row and the ends of all; a reason to stop is raised."""
+
+        async def whole() -> None:
+            await feeding
+            self.fleet.expect(False)
+            await self.fleet.wait_idle()
+
+        work = asyncio.ensure_future(whole())
+        await asyncio.wait([work, self.fleet.stopped], return_when=asyncio.FIRST_COMPLETED)
         if self.fleet.stopped.done():
             work.cancel()
             raise self.fleet.stopped.result()
         await work
 
-    async def _whole(self, count: int, row_seconds: float | None, announced: bool) -> None:
-        self.fleet.expect(announced)
-        await self.feed(count, row_seconds)
-        self.fleet.expect(False)
-        await self.fleet.wait_idle()
-
-    def tries(self) -> dict[int, int]:
+    def tries(self) -> Counter[int]:
         """How many attempts were recorded for each row."""
-        counts: dict[int, int] = defaultdict(int)
-        for attempt in self.attempts:
-            counts[attempt.row] += 1
-        return counts
+        return Counter(attempt.row for attempt in self.attempts)
 
 
 def setup(
@@ -308,14 +297,15 @@ def setup(
     limits: dict[str, int | None] | None = None,
     learns: dict[str, int] | None = None,
     backend: ScriptedBackend | None = None,
+    states: list[EndpointState] | None = None,
     **config: Any,
 ) -> Setup:
-    """A fleet of one endpoint per script; call it inside the loop."""
+    """A fleet of one endpoint per script, or of ``states``; call it inside the loop."""
     backend = backend or ScriptedBackend(
         scripts, probes or {}, limits=limits or {}, learns=learns or {}
     )
     account = Account(per_minute, None, 120.0, hosted=hosted)
-    states = [
+    states = states or [
         EndpointState(
             Endpoint(name, f"http://{name}/v1"),
             InFlightLimit(limit, 1000, growing=growing),
@@ -338,9 +328,7 @@ def setup(
         on_sample=samples.append,
         check=backend.check,
     )
-    return Setup(
-        fleet, backend, states, account, attempts=attempts, notices=notices, samples=samples
-    )
+    return Setup(fleet, backend, states, account, Recorder(), attempts, notices, samples)
 
 
 async def ticking(s: Setup) -> None:
