@@ -8,7 +8,6 @@ import pytest
 
 from support.cli import run_bagent, run_here
 from support.fake_server import FakeServer
-from support.forward_proxy import ForwardProxy
 from support.in_process import meanwhile
 from support.jobs import wait_for_outcomes, write_job
 from support.replies import (
@@ -161,26 +160,23 @@ def test_what_is_outside_goes_through_the_proxy_unless_it_is_named(
     fs, job_dir, host, no_proxy, through
 ):
     write_job(job_dir, f"http://{host}:8000/v1", 2, results=NO_TABLES)
-    with ForwardProxy({f"{host}:8000": fs.address}) as proxy:
-        env = {"http_proxy": proxy.url, "HTTP_PROXY": proxy.url, "no_proxy": no_proxy}
-        limits = ["--set", "limits.timeout.connect=0.5s", *BRIEFLY]
-        done = run_bagent([*RUN, *limits], job_dir, env=env)
-        assert (done.code == 0) == through, done.err
-        sent = f"POST http://{host}:8000/v1/chat/completions" in proxy.seen
-    assert sent == through
+    env = {"http_proxy": fs.base, "HTTP_PROXY": fs.base, "no_proxy": no_proxy}
+    limits = ["--set", "limits.timeout.connect=0.5s", *BRIEFLY]
+    done = run_bagent([*RUN, *limits], job_dir, env=env)
+    assert (done.code == 0) == through, done.err
+    target = f"http://{host}:8000/v1/chat/completions"
+    assert [seen.target for seen in fs.requests] == ([target] * 2 if through else [])
 
 
 def test_a_job_may_name_or_refuse_a_proxy_itself(fs, job_dir):
-    with ForwardProxy({"outside.test:80": fs.address}) as proxy:
-        backend = {"url": "http://outside.test/v1", "proxy": proxy.url}
-        write_job(job_dir, fs.url, 2, backend=backend, results=NO_TABLES)
-        assert run_bagent(RUN, job_dir).code == 0
-        backend = {"url": "http://outside.test/v1", "proxy": "none"}
-        write_job(job_dir, fs.url, 2, backend=backend, name="direct", results=NO_TABLES)
-        before = len(proxy.seen)
-        env = {"HTTP_PROXY": proxy.url}
-        assert run_bagent([*RUN, *BRIEFLY], job_dir, env=env).code == 75
-        assert len(proxy.seen) == before
+    backend = {"url": "http://outside.test/v1", "proxy": fs.base}
+    write_job(job_dir, fs.url, 2, backend=backend, results=NO_TABLES)
+    assert run_bagent(RUN, job_dir).code == 0
+    backend = {"url": "http://outside.test/v1", "proxy": "none"}
+    write_job(job_dir, fs.url, 2, backend=backend, name="direct", results=NO_TABLES)
+    before = len(fs.requests)
+    assert run_bagent([*RUN, *BRIEFLY], job_dir, env={"HTTP_PROXY": fs.base}).code == 75
+    assert len(fs.requests) == before == 2
 
 
 @pytest.mark.process("environment")

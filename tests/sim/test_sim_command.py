@@ -12,6 +12,7 @@ import pytest
 
 from bagent.sim import OPTIONS
 from support.cli import Completed, Running
+from support.jobs import wait_until
 
 
 @pytest.mark.process("signal")
@@ -20,7 +21,7 @@ def test_addresses_on_stdout_answer_and_a_signal_ends_with_0(tmp_path: Path) -> 
     args = ["sim", "--replicas", "2", "--port", "0", "--write-hostfile", hosts]
     with Running(args, tmp_path) as process:
         process.wait_for_err("next: ")
-        process.wait_for_lines(2)
+        wait_until(lambda: process.out.count("\n") == 2)
         urls = process.out.split()
         for url in urls:
             with urllib.request.urlopen(url + "/v1/models", timeout=10) as reply:

@@ -12,7 +12,8 @@ Servers that a test scripts, all on 127.0.0.1:
   ``simulated_fleets`` starts it in a thread.
 - Single routes with fixed answers: ``routes_server``. Bytes on a socket:
   ``backend_calls.raw_server``. Your own aiohttp application: ``http_servers``.
-- A proxy on the way: ``forward_proxy``. HTTPS with a CA of one's own: ``tls``.
+- A proxy on the way: ``FakeServer`` as well; ``target`` of a request is the URL that it got.
+- HTTPS with a CA of one's own: ``tls``.
 
 Without a network, on a clock that the test sets: ``scripted_fleet``, ``cached_fleets``,
 ``queueing_engine`` and ``jumping_loop`` (fleet), ``tiny_engine`` (chat templates, grouping),

@@ -26,7 +26,6 @@ from support.fork_server import ForkedProcess
 from support.in_process import READ_AT_START, run_in_process
 
 Json = Any
-KillAt = float | Callable[[], object]
 
 KEPT = ("PATH", "PYTHONPATH", "TMPDIR", "SSL_CERT_FILE", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 
@@ -146,11 +145,6 @@ class Running:
         self.process.stdin.write(text.encode())
         self.process.stdin.flush()
 
-    def close_stdout(self) -> None:
-        """Stop reading stdout, as ``| head`` does once it has enough."""
-        assert self.process.stdout is not None
-        os.close(self.process.stdout.fileno())
-
     def wait_for_out(self, text: str, timeout: float = 20.0) -> None:
         """Block until stdout has ``text``.
 
@@ -158,15 +152,6 @@ class Running:
             AssertionError: it did not come within ``timeout`` seconds, or the process ended.
         """
         self._wait(lambda: text in self.out, f"stdout never had {text!r}", timeout)
-
-    def wait_for_lines(self, count: int, timeout: float = 20.0) -> None:
-        """Block until stdout has ``count`` lines; raises as :meth:`wait_for_out`.
-
-        What the process wrote to stderr later may arrive here earlier.
-        """
-        self._wait(
-            lambda: self.out.count("\n") >= count, f"stdout never had {count} lines", timeout
-        )
 
     def wait_for_err(self, text: str, timeout: float = 20.0) -> None:
         """Block until stderr has ``text``; raises as :meth:`wait_for_out`."""
@@ -225,7 +210,7 @@ class Running:
             reader.join(5)
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
             if stream is not None:
-                with suppress(OSError):  # a pipe that the process, or close_stdout, closed before
+                with suppress(OSError):  # a pipe that the process closed before
                     stream.close()
 
 
@@ -235,7 +220,7 @@ def run_bagent(
     env: Mapping[str, str] | None = None,
     stdin: str | bytes | None = None,
     timeout: float = 60.0,
-    kill_at: KillAt | None = None,
+    kill_at: Callable[[], object] | None = None,
 ) -> Completed:
     """Run ``bagent`` with ``args`` to its end, in this process unless the test may use another.
 
@@ -245,7 +230,7 @@ def run_bagent(
         env: variables added to the clean environment.
         stdin: what it reads; None is an empty stdin.
         timeout: seconds; past it the process is killed.
-        kill_at: end the process with SIGKILL after that many seconds, or once this function returns
+        kill_at: end the process with SIGKILL once this function returns
             (for example ``lambda: fs.wait_for(20)``).
 
     Raises:
@@ -259,10 +244,7 @@ def run_bagent(
         feeder = threading.Thread(target=_feed, args=(running, data or b""), daemon=True)
         feeder.start()
         if kill_at is not None:
-            if callable(kill_at):
-                kill_at()
-            else:
-                time.sleep(kill_at)
+            kill_at()
             running.kill()
         feeder.join(timeout)
         return running.finish(timeout)
@@ -298,6 +280,14 @@ def _feed(running: Running, data: bytes) -> None:
         pass
 
 
+def _env_of_site(folder: Path, code: str) -> dict[str, str]:
+    """Return variables under which every Python process begins with ``code``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "sitecustomize.py").write_text(code)
+    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"PYTHONPATH": os.pathsep.join(paths)}
+
+
 def no_locks_env(folder: Path, error: str = "ENOSYS") -> dict[str, str]:
     """Return variables under which ``fcntl.flock`` and ``lockf`` fail in every Python process.
 
@@ -307,20 +297,13 @@ def no_locks_env(folder: Path, error: str = "ENOSYS") -> dict[str, str]:
         folder: an empty folder to use.
         error: the name in ``errno``: ``ENOSYS`` or ``ENOLCK``.
     """
-    lines = [
-        "import errno, fcntl, os",
-        "def refuse(*args):",
-        f"    raise OSError(errno.{error}, os.strerror(errno.{error}))",
-        "fcntl.flock = fcntl.lockf = refuse",
-    ]
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "sitecustomize.py").write_text("\n".join(lines) + "\n")
-    return {"PYTHONPATH": _before_others(folder)}
-
-
-def _before_others(folder: Path) -> str:
-    """Return PYTHONPATH with this folder first."""
-    return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    code = f"""\
+import errno, fcntl, os
+def refuse(*args):
+    raise OSError(errno.{error}, os.strerror(errno.{error}))
+fcntl.flock = fcntl.lockf = refuse
+"""
+    return _env_of_site(folder, code)
 
 
 def hanging_names_env(folder: Path, *, own_loop: bool = False) -> dict[str, str]:
@@ -331,15 +314,15 @@ def hanging_names_env(folder: Path, *, own_loop: bool = False) -> dict[str, str]
         folder: where what does that is written.
         own_loop: Python's own event loop is used, not uvloop.
     """
-    folder.mkdir(exist_ok=True)
-    lines = ["sys.modules['uvloop'] = None"] if own_loop else []
-    lines += [
-        "real = socket.getaddrinfo",
-        "def slow(host, *args, **more):",
-        "    if str(host).startswith('node'):",
-        "        time.sleep(600)",
-        "    return real(host, *args, **more)",
-        "socket.getaddrinfo = slow",
-    ]
-    (folder / "sitecustomize.py").write_text("\n".join(["import socket, sys, time", *lines, ""]))
-    return {"PYTHONPATH": _before_others(folder)}
+    code = f"""\
+import socket, sys, time
+if {own_loop}:
+    sys.modules["uvloop"] = None
+real = socket.getaddrinfo
+def slow(host, *args, **more):
+    if str(host).startswith("node"):
+        time.sleep(600)
+    return real(host, *args, **more)
+socket.getaddrinfo = slow
+"""
+    return _env_of_site(folder, code)

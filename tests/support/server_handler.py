@@ -111,6 +111,7 @@ class ScriptServer:
             number=self._number,
             method=request.method,
             path=request.path,
+            target=request.raw_path,
             headers={name.lower(): value for name, value in request.headers.items()},
             raw=raw,
             received=received,

@@ -18,6 +18,7 @@ ROLES = {"system", "developer", "user", "assistant", "tool"}
 class ReceivedRequest:
     """One request. Times are seconds of ``time.monotonic()``, comparable across processes.
 
+    ``target`` is what the request line names, to a proxy the whole URL.
     ``rows`` are the row ids found in its prompts, one per prompt; ``prompts`` the prompt texts.
     ``answered`` and ``status`` stay None where no answer was sent. ``cancelled`` says that the
     client went away first.
@@ -26,6 +27,7 @@ class ReceivedRequest:
     number: int
     method: str
     path: str
+    target: str
     headers: dict[str, str]
     raw: bytes
     received: float

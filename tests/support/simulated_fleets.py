@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,30 +15,14 @@ from bagent.fleet.hostfile import hosts_in
 from bagent.report.load_test import page
 from bagent.servers.resolve import host_endpoints
 from bagent.sim import RunningSim, parse_sim_url, start_sim
+from support.http_servers import in_thread
 
 DEAD = "127.0.0.1:1999"
 
 
-@contextmanager
-def simulated(options: str) -> Iterator[RunningSim]:
+def simulated(options: str) -> AbstractContextManager[RunningSim]:
     """A simulated fleet on a loop of its own, from the options of a ``sim://`` URL."""
-    started, ended = threading.Event(), asyncio.Event()
-    found: list[tuple[RunningSim, asyncio.AbstractEventLoop]] = []
-
-    async def serve() -> None:
-        async with start_sim(parse_sim_url(f"sim://?{options}")) as sim:
-            found.append((sim, asyncio.get_running_loop()))
-            started.set()
-            await ended.wait()
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    try:
-        assert started.wait(10)
-        yield found[0][0]
-    finally:
-        found[0][1].call_soon_threadsafe(ended.set)
-        thread.join(10)
+    return in_thread(start_sim(parse_sim_url(f"sim://?{options}")))
 
 
 def addresses(sim: RunningSim) -> list[str]:

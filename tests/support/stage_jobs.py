@@ -11,11 +11,9 @@ from support.cli import Completed, run_bagent
 from support.fake_server import FakeServer
 from support.jobs import journal_files, journal_lines, write_job
 from support.replies import Script, echo
+from support.run_outcomes import NO_TABLES, RUN
 
 Json = Any
-
-NO_TABLES = {"duckdb": False, "parquet": False}
-RUN = ["run", "job.yaml", "--progress", "plain"]
 
 
 def run_stages(
