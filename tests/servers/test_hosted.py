@@ -11,8 +11,15 @@ import pytest
 from support.cli import Completed
 from support.jobs import results, write_job
 from support.provider_bedrock import BedrockWire
-from support.provider_engines import DynamoWire, SglangWire, VllmWire
-from support.provider_protocols import AnthropicWire, ModelAnswer, OpenAIWire, Wire
+from support.provider_protocols import (
+    AnthropicWire,
+    DynamoWire,
+    ModelAnswer,
+    OpenAIWire,
+    SglangWire,
+    VllmWire,
+    Wire,
+)
 from support.provider_server import Fault, serve_in_thread
 
 pytestmark = pytest.mark.slow  # each test is a run on every provider
@@ -76,7 +83,7 @@ def test_refusals_of_a_rate_limit_cost_a_row_none_of_its_tries(
     wire = (KINDS | ENGINES)[kind]()
     with serve_in_thread(wire, *[throttled, throttled, ModelAnswer(text="fine")] * rows) as server:
         if kind != "bedrock":
-            server.told = {"Retry-After": "0.3"}
+            server.response_headers = {"Retry-After": "0.3"}
         limits = {"concurrency": 1, "retries": 1}
         write_job(job_dir, "x", rows, backend=backend(kind, server.url), model="m-1", limits=limits)
         done = bagent(RUN, env={"MY_KEY": SECRET})

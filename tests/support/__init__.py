@@ -5,8 +5,8 @@ Servers that a test scripts, all on 127.0.0.1:
 - An OpenAI-compatible server: ``fake_server.FakeServer`` (fixture ``fs``) with ``replies``: what
   each row gets, attempt by attempt. It records requests and finds faults in them.
 - A hosted provider or an engine in its own protocol (OpenAI, Anthropic, Bedrock, vLLM, SGLang,
-  Dynamo): ``provider_server`` with the protocols of ``provider_protocols``, ``provider_bedrock``
-  and ``provider_engines``.
+  Dynamo): ``provider_server`` with the protocols of ``provider_protocols`` and
+  ``provider_bedrock``.
 - A provider's batch service: ``batch_services`` (OpenAI, Anthropic), ``aws_batches`` (Bedrock).
 - An engine that behaves as under load (queues, speed, caches, loads of instances): ``bagent sim``;
   ``simulated_fleets`` starts it in a thread.

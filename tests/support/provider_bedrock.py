@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from typing import ClassVar
 
 from support.provider_protocols import (
+    SECRET,
     STOP_WORDS,
     Json,
     ModelAnswer,
@@ -22,6 +24,14 @@ class BedrockWire(Wire):
     """Converse and ConverseStream; streams have the frames of Amazon's event streams."""
 
     content_type = "application/vnd.amazon.eventstream"
+    BAD = "ValidationException"
+    ERRORS: ClassVar = {
+        "throttled": (429, "ThrottlingException", "Too many requests, please wait."),
+        "overloaded": (503, "ServiceUnavailableException", "Try your request again."),
+        "no_money": (429, "ThrottlingException", "Too many tokens per day, please wait."),
+        "bad_key": (403, "ExpiredTokenException", f"The token {SECRET} is expired."),
+        "too_long": (400, BAD, "Input is too long for requested model."),
+    }
 
     def complaint(self, body: Json) -> str | None:
         """Alternating roles, no blank text, a result for each use of a tool."""
@@ -105,17 +115,8 @@ class BedrockWire(Wire):
 
     def error(self, kind: str) -> tuple[int, dict[str, str], Json]:
         """Bedrock names an error in a header."""
-        if kind.startswith("bad:"):
-            return 400, {"x-amzn-ErrorType": "ValidationException"}, {"message": kind[4:]}
-        errors: dict[str, tuple[int, str, str]] = {
-            "throttled": (429, "ThrottlingException", "Too many requests, please wait."),
-            "overloaded": (503, "ServiceUnavailableException", "Try your request again."),
-            "no_money": (429, "ThrottlingException", "Too many tokens per day, please wait."),
-            "bad_key": (403, "ExpiredTokenException", "The token key-5up3rs3cret is expired."),
-            "too_long": (400, "ValidationException", "Input is too long for requested model."),
-        }
-        status, name, message = errors[kind]
-        return status, {"x-amzn-ErrorType": name}, {"message": message}
+        status, name, message = self.refusal(kind)
+        return status, {"x-amzn-ErrorType": str(name)}, {"message": message}
 
     def inner_error(self) -> bytes:
         """An exception among the events."""

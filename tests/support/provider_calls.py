@@ -19,13 +19,17 @@ from bagent.backends.keys import KeySource
 from bagent.backends.registry import BackendConfig, make_backend
 from bagent.backends.request import CallSettings, Request, encode_payload
 from bagent.types import Failure, Reply
+from support.backend_calls import QUICK, failure, reply
 from support.provider_bedrock import BedrockWire
-from support.provider_engines import DynamoWire, SglangWire, VllmWire
 from support.provider_protocols import (
+    SECRET,
     AnthropicWire,
+    DynamoWire,
     ModelAnswer,
     OpenAIWire,
     ResponsesWire,
+    SglangWire,
+    VllmWire,
     Wire,
 )
 from support.provider_server import Fault, ProviderServer, serve
@@ -33,8 +37,6 @@ from support.provider_server import Fault, ProviderServer, serve
 # One reader of boto3's descriptions of services for all tests: they take most of a test's time.
 botocore.loaders.create_loader = functools.cache(botocore.loaders.create_loader)
 
-SECRET = "key-5up3rs3cret"
-QUICK = Timeouts(connect=5.0, first_token=5.0, idle=5.0, total=10.0)
 WEATHER = {
     "type": "function",
     "function": {
@@ -98,18 +100,14 @@ class Talk(msgspec.Struct):
     @property
     def reply(self) -> Reply:
         """The last result, which must be a reply."""
-        (found,) = self.exchanges[-1].results
-        assert isinstance(found, Reply), found
         assert self.server.faults == []
-        return found
+        return reply(self.exchanges[-1])
 
     @property
     def failure(self) -> Failure:
         """The last result, which must be a failure."""
-        (found,) = self.exchanges[-1].results
-        assert isinstance(found, Failure), found
         assert self.server.faults == []
-        return found
+        return failure(self.exchanges[-1])
 
 
 def call(

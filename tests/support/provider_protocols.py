@@ -1,18 +1,20 @@
 """Providers' wire forms for one neutral answer, and the rules that each makes of requests.
 
 ``ModelAnswer`` is what a model says; a wire writes it as its provider would, whole or streamed, and
-complains of requests that the provider would refuse.
+complains of requests that the provider would refuse. Sources of the engines: vLLM 0.33, SGLang
+0.5.23 and NVIDIA Dynamo 1.6, as released.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 Json = Any
+SECRET = "key-5up3rs3cret"
 
 
 class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,33 +35,39 @@ class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Wire:
-    """One provider's protocol, as a server speaks it."""
+    """One provider's protocol, as a server speaks it.
+
+    Each has ``complaint(body)``: what is wrong with a request, None if nothing is; ``whole(say)``:
+    the body of an answer; ``events(say)``: the pieces of a streamed one; ``inner_error()``: the
+    piece of a stream that reports an error.
+    """
 
     content_type = "text/event-stream"
-
-    def complaint(self, body: Json) -> str | None:
-        """What is wrong with a request, None if nothing is."""
-        raise NotImplementedError
+    ERRORS: ClassVar[dict[str, tuple[int, str | None, str]]]
+    """Status, name and message of each refusal."""
+    BAD: str | None = "invalid_request_error"
+    """The name of a refusal of a request that is wrong."""
+    WAITS: ClassVar[dict[str, str]] = {"throttled": "2"}
+    """The seconds to wait that refusals tell."""
 
     def streamed(self, path: str, body: Json) -> bool:
         """Whether the request asks for a stream."""
         return bool(body.get("stream"))
 
-    def whole(self, say: ModelAnswer) -> Json:
-        """The body of an answer."""
-        raise NotImplementedError
-
-    def events(self, say: ModelAnswer) -> list[bytes]:
-        """The pieces of a streamed answer."""
-        raise NotImplementedError
-
     def error(self, kind: str) -> tuple[int, dict[str, str], Json]:
         """Status, headers and body of a refusal: throttled, overloaded, no_money, bad_key,
         too_long, or ``bad:WORDS`` for a request that is wrong."""
-        raise NotImplementedError
+        status, name, message = self.refusal(kind)
+        headers = {"Retry-After": self.WAITS[kind]} if kind in self.WAITS else {}
+        return status, headers, self.error_body(status, name, message)
 
-    def inner_error(self) -> bytes:
-        """The piece of a stream that reports an error."""
+    def refusal(self, kind: str) -> tuple[int, str | None, str]:
+        """Status, name and message."""
+        bad = kind.startswith("bad:")
+        return (400, self.BAD, kind.removeprefix("bad:")) if bad else self.ERRORS[kind]
+
+    def error_body(self, status: int, name: str | None, message: str) -> Json:
+        """An error object in the provider's form."""
         raise NotImplementedError
 
 
@@ -68,6 +76,16 @@ class Wire:
 
 class OpenAIWire(Wire):
     """Chat completions."""
+
+    BAD = None
+    WAITS: ClassVar = {"throttled": "2", "overloaded": "1"}
+    ERRORS: ClassVar = {
+        "throttled": (429, None, "Rate limit reached"),
+        "overloaded": (503, None, "The engine is overloaded"),
+        "no_money": (429, "insufficient_quota", "You exceeded your current quota."),
+        "bad_key": (401, "invalid_api_key", f"Incorrect API key provided: {SECRET}"),
+        "too_long": (400, "context_length_exceeded", "maximum context length is 100 tokens."),
+    }
 
     def complaint(self, body: Json) -> str | None:
         """OpenAI takes roles in any order; only what it never takes is refused."""
@@ -125,21 +143,10 @@ class OpenAIWire(Wire):
         tokens = {"prompt_tokens": say.prompt, "completion_tokens": say.completion}
         return {**tokens, "prompt_tokens_details": details}
 
-    def error(self, kind: str) -> tuple[int, dict[str, str], Json]:
+    def error_body(self, status: int, name: str | None, message: str) -> Json:
         """OpenAI's error objects."""
-        if kind.startswith("bad:"):
-            return 400, {}, {"error": {"message": kind[4:], "type": "invalid_request_error"}}
-        words = "This model's maximum context length is 100 tokens."
-        quota = "You exceeded your current quota, please check your plan and billing details."
-        errors: dict[str, tuple[int, dict[str, str], str, str | None]] = {
-            "throttled": (429, {"Retry-After": "2"}, "Rate limit reached", None),
-            "overloaded": (503, {"Retry-After": "1"}, "The engine is overloaded", None),
-            "no_money": (429, {}, quota, "insufficient_quota"),
-            "bad_key": (401, {}, "Incorrect API key provided: key-5up3rs3cret", "invalid_api_key"),
-            "too_long": (400, {}, words, "context_length_exceeded"),
-        }
-        status, headers, message, code = errors[kind]
-        return status, headers, {"error": {"message": message, "code": code}}
+        kind = "invalid_request_error" if status in (400, 401) else "server_error"
+        return {"error": {"message": message, "type": kind, "code": name}}
 
     def inner_error(self) -> bytes:
         """An error object in place of a chunk."""
@@ -202,29 +209,16 @@ class ResponsesWire(OpenAIWire):
         items: list[Json] = []
         if say.thought:
             summary = [{"type": "summary_text", "text": say.thought}]
-            items.append(
-                {
-                    "type": "reasoning",
-                    "id": "rs_1",
-                    "summary": summary,
-                    "encrypted_content": "s1g==",
-                }
-            )
+            head = {"type": "reasoning", "id": "rs_1", "encrypted_content": "s1g=="}
+            items.append({**head, "summary": summary})
         if say.text is not None or say.stop == "refusal":
             part = {"type": "output_text", "text": say.text, "annotations": []}
             if say.stop == "refusal":
                 part = {"type": "refusal", "refusal": "I cannot help with that."}
             items.append({"type": "message", "id": "msg_1", "role": "assistant", "content": [part]})
-        items += [
-            {
-                "type": "function_call",
-                "id": f"fc_{call_id}",
-                "call_id": call_id,
-                "name": name,
-                "arguments": json.dumps(arguments),
-            }
-            for call_id, name, arguments in say.calls
-        ]
+        for call_id, name, arguments in say.calls:
+            head = {"type": "function_call", "id": f"fc_{call_id}", "call_id": call_id}
+            items.append({**head, "name": name, "arguments": json.dumps(arguments)})
         return items
 
     @staticmethod
@@ -250,6 +244,14 @@ STOP_WORDS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_us
 
 class AnthropicWire(Wire):
     """The Messages API, with the rules that it enforces."""
+
+    ERRORS: ClassVar = {
+        "throttled": (429, "rate_limit_error", "Too many requests"),
+        "overloaded": (529, "overloaded_error", "Overloaded"),
+        "no_money": (400, Wire.BAD, "Your credit balance is too low to access the Anthropic API."),
+        "bad_key": (401, "authentication_error", f"invalid x-api-key {SECRET}"),
+        "too_long": (400, Wire.BAD, "prompt is too long: 210000 tokens > 200000 maximum"),
+    }
 
     def complaint(self, body: Json) -> str | None:
         """max_tokens, alternating roles, no system role, no blank text, results first."""
@@ -341,33 +343,106 @@ class AnthropicWire(Wire):
             "output_tokens": say.completion,
         }
 
-    def error(self, kind: str) -> tuple[int, dict[str, str], Json]:
+    def error_body(self, status: int, name: str | None, message: str) -> Json:
         """Anthropic's error objects."""
-        if kind.startswith("bad:"):
-            return 400, {}, self._error("invalid_request_error", kind[4:])
-        errors: dict[str, tuple[int, dict[str, str], str, str]] = {
-            "throttled": (429, {"retry-after": "2"}, "rate_limit_error", "Too many requests"),
-            "overloaded": (529, {}, "overloaded_error", "Overloaded"),
-            "no_money": (
-                *(400, {}, "invalid_request_error"),
-                "Your credit balance is too low to access the Anthropic API.",
-            ),
-            "bad_key": (401, {}, "authentication_error", "invalid x-api-key key-5up3rs3cret"),
-            "too_long": (
-                *(400, {}, "invalid_request_error"),
-                "prompt is too long: 210000 tokens > 200000 maximum",
-            ),
-        }
-        status, headers, name, message = errors[kind]
-        return status, headers, self._error(name, message)
-
-    @staticmethod
-    def _error(name: str, message: str) -> Json:
         return {"type": "error", "error": {"type": name, "message": message}}
 
     def inner_error(self) -> bytes:
         """An event of its own."""
-        return sse(self._error("overloaded_error", "Overloaded"), "error")
+        return sse(self.error("overloaded")[2], "error")
+
+
+# --- engines of one's own -----------------------------------------------------------------------
+
+
+class VllmWire(OpenAIWire):
+    """vLLM: its errors have a number as code; a full engine never refuses, a gateway does.
+
+    Those of spent money are a gateway's before it.
+    """
+
+    BAD = "BadRequestError"
+    ERRORS: ClassVar = {
+        "throttled": (429, "RateLimitError", "Too many requests"),
+        "overloaded": (503, "ServiceUnavailable", "server is busy"),
+        "no_money": (402, "PaymentRequired", "payment required"),
+        "bad_key": (401, "Unauthorized", f"Unauthorized: {SECRET}"),
+        "too_long": (
+            400,
+            BAD,
+            "This model's maximum context length is 100 tokens. However, your request has 110.",
+        ),
+    }
+
+    def error_body(self, status: int, name: str | None, message: str) -> Json:
+        """vLLM's error objects."""
+        return {"error": {"message": message, "type": name, "param": None, "code": status}}
+
+    def inner_error(self) -> bytes:
+        """An error object in place of a chunk."""
+        return sse(self.error_body(503, "ServiceUnavailable", "engine is overloaded"))
+
+
+class SglangWire(VllmWire):
+    """SGLang: flat error bodies, reasoning under ``reasoning_content``, a full queue is 503."""
+
+    WAITS = Wire.WAITS
+    ERRORS: ClassVar = {
+        **VllmWire.ERRORS,
+        "overloaded": (503, "InternalServerError", "The request queue is full."),
+        "too_long": (
+            400,
+            VllmWire.BAD,
+            "The input (110 tokens) is longer than the model's context length (100 tokens).",
+        ),
+    }
+
+    def whole(self, say: ModelAnswer) -> Json:
+        """A chat completion; ``matched_stop`` beside the finish reason."""
+        found = super().whole(say)
+        choice = found["choices"][0]
+        choice["matched_stop"] = None
+        if "reasoning" in choice["message"]:
+            choice["message"]["reasoning_content"] = choice["message"].pop("reasoning")
+        return {**found, "metadata": {"weight_version": "default"}}
+
+    def events(self, say: ModelAnswer) -> list[bytes]:
+        """Chunks whose thinking has SGLang's name."""
+        return [
+            event.replace(b'"reasoning":', b'"reasoning_content":') for event in super().events(say)
+        ]
+
+    def error_body(self, status: int, name: str | None, message: str) -> Json:
+        """Flat, with a null beside."""
+        flat = {"object": "error", "message": message, "type": name, "param": None}
+        return {**flat, "code": status}
+
+
+class DynamoWire(VllmWire):
+    """Dynamo's frontend: flat errors, 529 where no worker is free, and fields that it does not
+    know are refused."""
+
+    KNOWN = frozenset(
+        {"model", "messages", "stream", "stream_options", "tools", "tool_choice", "nvext"}
+        | {"response_format", "temperature", "top_p", "max_tokens", "max_completion_tokens"}
+        | {"seed", "stop", "n", "logprobs", "chat_template_kwargs"}
+    )
+    WAITS = Wire.WAITS
+    ERRORS: ClassVar = {
+        **VllmWire.ERRORS,
+        "overloaded": (529, "overloaded", "All workers are busy, try again later"),
+    }
+
+    def complaint(self, body: Json) -> str | None:
+        """Unknown fields at the top are a 400."""
+        unknown = sorted(body.keys() - self.KNOWN)
+        if unknown:
+            return f"Unsupported parameter: {', '.join(unknown)}"
+        return super().complaint(body)
+
+    def error_body(self, status: int, name: str | None, message: str) -> Json:
+        """Flat."""
+        return {"message": message, "type": name, "code": status}
 
 
 # --- for all ----------------------------------------------------------------------------------
