@@ -106,7 +106,7 @@ def test_a_late_job_is_stopped_and_records_without_an_answer_are_sent_singly(
         f"r{n}" for n in range(60, 120)
     ]
     assert len(run.lines) == 120
-    assert (server.stops, len(server.made), server.complaints) == (1, 1, [])
+    assert (server.cancels, len(server.made), server.complaints) == (1, 1, [])
 
 
 def test_single_calls_keep_within_the_budget_too(go: Callable[..., Run]) -> None:

@@ -6,9 +6,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote
 
 from aiohttp import web
+
+from support.batch_services import BatchServer
 
 Json = Any
 ROLE = "arn:aws:iam::123456789012:role/batch"
@@ -29,46 +30,32 @@ class Job:
     refuse: tuple[int, str, str] | None = None
 
 
-class AwsServer:
-    """Follows ``script`` job by job, the last one repeating.
+class AwsServer(BatchServer):
+    """S3's objects by ``bucket/key`` in ``objects``, and Bedrock's batch jobs."""
 
-    Attributes:
-        objects: S3's objects by ``bucket/key``.
-        made: the jobs that were made.
-        complaints: what AWS would have refused.
-    """
+    ENDED = ("Completed", "PartiallyCompleted", "Stopped", "Expired")
 
     def __init__(self, *script: Job) -> None:
-        self.script = list(script) or [Job()]
+        super().__init__(script, Job())
         self.objects: dict[str, bytes] = {}
-        self.made: list[Json] = []
-        self.tries = 0
-        self.complaints: list[str] = []
-        self.stops = 0
-        self._steps: dict[str, int] = {}
 
-    def app(self) -> web.Application:
-        """The server as an application."""
-        app = web.Application(client_max_size=1 << 30)
-        app.router.add_post("/model-invocation-job", self._create)
-        app.router.add_get("/model-invocation-jobs", self._list)
-        app.router.add_get("/model-invocation-job/{arn:.*}", self._get)
-        app.router.add_post("/model-invocation-job/{arn:.*}/stop", self._stop)
-        app.router.add_put("/{bucket}/{key:.*}", self._put)
-        app.router.add_get("/{bucket}/{key:.*}", self._read)
-        app.router.add_get("/{bucket}", self._read)
-        return app
+    def add_routes(self, router: web.UrlDispatcher) -> None:
+        """Add jobs and S3."""
+        router.add_post("/model-invocation-job", self._create)
+        router.add_get("/model-invocation-jobs", self._list)
+        router.add_get("/model-invocation-job/{id:.*}", self._get)
+        router.add_post("/model-invocation-job/{id:.*}/stop", self._cancel)
+        router.add_put("/{bucket}/{key:.*}", self._put)
+        router.add_get("/{bucket}/{key:.*}", self._read)
+        router.add_get("/{bucket}", self._read)
 
-    async def _stop(self, request: web.Request) -> web.Response:
-        """The second half of the job gets no answers."""
-        arn = unquote(request.match_info["arn"])
-        (job,) = [one for one in self.made if one["jobArn"] == arn]
-        if self._shown(job)["status"] in ("Completed", "Stopped", "Expired"):
-            headers = {"x-amzn-ErrorType": "ConflictException"}
-            return web.json_response({"message": "it has ended"}, status=409, headers=headers)
-        self.stops += 1
+    async def _cancel(self, request: web.Request) -> web.Response:
+        job = self.batch_of(request)
+        if self.status_of(job) in self.ENDED:
+            return _refused(409, "ConflictException", "it has ended")
+        self.cancels += 1
         job["course"] = Job(("Stopping", "Stopping", "Stopped"), answers=len(job["lines"]) // 2)
-        self._steps[arn] = 0
+        self._looks[job["id"]] = 0
         return web.json_response({})
 
     async def _put(self, request: web.Request) -> web.Response:
@@ -90,13 +77,9 @@ class AwsServer:
 
     async def _create(self, request: web.Request) -> web.Response:
         asked = await request.json()
-        course = self.script[min(self.tries, len(self.script) - 1)]
-        self.tries += 1
+        course = self.next_course()
         if course.refuse is not None:
-            status, kind, words = course.refuse
-            return web.json_response(
-                {"message": words}, status=status, headers={"x-amzn-ErrorType": kind}
-            )
+            return _refused(*course.refuse)
         for job in self.made:
             if job["clientRequestToken"] == asked["clientRequestToken"]:
                 return web.json_response({"jobArn": job["jobArn"]})
@@ -111,15 +94,14 @@ class AwsServer:
         if any("modelId" in line["modelInput"] for line in lines):
             self.complaints.append("modelId is no member of the body")
         arn = f"arn:aws:bedrock:us-east-1:123456789012:model-invocation-job/j{len(self.made)}"
-        self.made.append({**asked, "jobArn": arn, "lines": lines, "course": course})
+        self.made.append({**asked, "id": arn, "jobArn": arn, "lines": lines, "course": course})
         return web.json_response({"jobArn": arn})
 
     def _shown(self, job: Json) -> Json:
-        course: Job = job["course"]
-        word = course.words[min(self._steps.get(job["jobArn"], 0), len(course.words) - 1)]
-        shown = {k: v for k, v in job.items() if k not in ("lines", "course")}
+        course, word = job["course"], self.status_of(job)
+        shown = {k: v for k, v in job.items() if k not in ("id", "lines", "course")}
         shown |= {"status": word, "submitTime": "2026-11-28T10:00:00Z", "message": course.message}
-        if word in ("Completed", "PartiallyCompleted", "Stopped", "Expired"):
+        if word in self.ENDED:
             self._write(job, course)
             shown |= {"endTime": "2026-11-28T11:00:00Z", "totalRecordCount": len(job["lines"])}
             shown["processedRecordCount"] = len(job["lines"])
@@ -145,14 +127,11 @@ class AwsServer:
         self.objects[f"{folder}/{name}.out"] = "\n".join(map(json.dumps, answers)).encode()
         self.objects[f"{folder}/manifest.json.out"] = b'{"totalRecordCount":1}'
 
-    async def _get(self, request: web.Request) -> web.Response:
-        arn = unquote(request.match_info["arn"])
-        (job,) = [one for one in self.made if one["jobArn"] == arn]
-        shown = self._shown(job)
-        self._steps[arn] = self._steps.get(arn, 0) + 1
-        return web.json_response(shown)
-
     async def _list(self, request: web.Request) -> web.Response:
         name = request.query.get("nameContains", "")
         found = [self._shown(job) for job in self.made if name in job["jobName"]]
         return web.json_response({"invocationJobSummaries": found})
+
+
+def _refused(status: int, kind: str, words: str) -> web.Response:
+    return web.json_response({"message": words}, status=status, headers={"x-amzn-ErrorType": kind})

@@ -7,11 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random
-from typing import Any, ClassVar, Protocol
-
-import msgspec
-from aiohttp import web
+from typing import Any, ClassVar
 
 from bagent.agents.plan import StagePlan, TokenBudget
 from bagent.answers.schema.schema import OutputSchema
@@ -27,7 +23,7 @@ from bagent.batches.runner import BatchEngine, EngineTools, SubmitterTools
 from bagent.batches.scheduler import ProviderBatchScheduler
 from bagent.batches.service import BatchService
 from bagent.fleet.endpoint_state import EndpointState
-from bagent.fleet.fleet import Fleet, FleetConfig
+from bagent.fleet.fleet import Fleet
 from bagent.fleet.limits.account import Account
 from bagent.fleet.limits.concurrency import InFlightLimit
 from bagent.money.prices import Price, pricer
@@ -35,12 +31,15 @@ from bagent.stages.dedupe import RequestDedupe
 from bagent.stages.feeder import Work
 from bagent.stages.results import WrittenRow
 from bagent.stages.stop_rules import StopRules
+from bagent.store.journal.codec import salt_of
 from bagent.store.journal.done_index import ResumePolicy, load_index
 from bagent.store.journal.journal import Journal
 from bagent.types import Failure, Json, Message, Reply, Row, Usage
 from support import http_servers
+from support.batch_services import BatchServer
 from support.http_servers import serve_app
-from support.scripted_fleet import ScriptedBackend
+from support.jobs import journal_lines
+from support.scripted_fleet import ScriptedBackend, setup
 
 BEGIN = 1_000_000.0
 SCHEMA = {
@@ -49,12 +48,6 @@ SCHEMA = {
     "required": ["score"],
     "additionalProperties": False,
 }
-
-
-class Server(Protocol):
-    """A scripted service."""
-
-    def app(self) -> web.Application: ...
 
 
 class Killed(Exception):
@@ -66,13 +59,8 @@ class Prompt:
 
     raw = False
 
-    def render(
-        self, data: Mapping[str, Json], extra: Mapping[str, Json] | None = None
-    ) -> list[Message]:
+    def render(self, data: Mapping[str, Json], extra: Json = None) -> list[Message]:
         return [{"role": "user", "content": f"id={data['id']} {data.get('text', '')}"}]
-
-    def render_raw(self, data: Mapping[str, Json], extra: Mapping[str, Json] | None = None) -> str:
-        raise TypeError
 
 
 def row(index: int, **data: Json) -> Row:
@@ -86,12 +74,11 @@ class Options:
     """How a run is set up.
 
     ``kill_save`` ends it at the N-th change of the ledger, ``before`` or ``after`` it is written;
-    ``kill_row`` after so many outcomes, ``kill_notice`` at a line for people that has these words.
+    ``kill_row`` after so many outcomes.
     """
 
     schema: Json = None
     retries: int = 3
-    reasks: int = 2
     size: int | None = None
     price: Price | None = None
     single_price: Price | None = None
@@ -100,10 +87,8 @@ class Options:
     kind: str = "openai"
     kill_save: tuple[int, str] | None = None
     kill_row: int | None = None
-    kill_notice: str | None = None
     part: str = "all"
     own_bodies: bool = False
-    max_tokens: int | None = 64
     grow: float = 1.0
     late_at: float | None = None
     tier_until: float = 0.0
@@ -163,20 +148,20 @@ class MortalSpool(BatchBuilder):
         raise Killed(f"at change {number}")
 
 
-def served(server: Server) -> AbstractAsyncContextManager[str]:
+def served(server: BatchServer) -> AbstractAsyncContextManager[str]:
     """The server on a port of its own; its address."""
     return serve_app(server.app())
 
 
 @contextmanager
-def in_thread(server: Server) -> Iterator[str]:
+def in_thread(server: BatchServer) -> Iterator[str]:
     """The server with an event loop of its own; its address."""
     with http_servers.in_thread(served(server)) as url:
         yield url
 
 
 def run_through(
-    folder: Path, server: Server, rows: int | list[Row], options: Options | None = None
+    folder: Path, server: BatchServer, rows: int | list[Row], options: Options | None = None
 ) -> Run:
     """One start of a run over ``rows`` (a number: that many usual ones) against ``server``."""
 
@@ -201,18 +186,18 @@ def make_service(kind: str, url: str, notice: Callable[[str], None]) -> BatchSer
 
 
 def make_plan(options: Options) -> StagePlan:
-    schema = None if options.schema is None else OutputSchema.load(options.schema, base=Path())
-    output = None
-    if schema is not None:
+    schema = output = None
+    if options.schema is not None:
+        schema = OutputSchema.load(options.schema, base=Path())
         output = OutputFormat("answer", schema.text, schema.strict)
-    settings = CallSettings("m-1", {"temperature": 0}, {}, output, max_tokens=options.max_tokens)
+    settings = CallSettings("m-1", {"temperature": 0}, {}, output, max_tokens=64)
     return StagePlan(
         name="main",
         prompt=Prompt(),
         settings=settings,
         schema=schema,
         budget=TokenBudget(None),
-        reasks=options.reasks,
+        reasks=2,
         grow=options.grow,
         stream=False,
         own_bodies=options.own_bodies,
@@ -235,11 +220,7 @@ async def run_rows(
     """One start of a run over ``rows``, in the run directory ``folder``."""
     options, found, clock = options or Options(), Run(), Clock()
 
-    def notice(words: str) -> None:
-        found.notices.append(words)
-        if options.kill_notice is not None and options.kill_notice in words:
-            raise Killed("after people were told")
-
+    notice = found.notices.append
     emitted = 0
 
     def emit(written: Sequence[WrittenRow]) -> None:
@@ -287,7 +268,7 @@ async def run_rows(
         budget=options.budget,
         pause=clock.pause,
     )
-    pending = [one for one in rows if not done.has(one.key ^ _salt(plan.name))]
+    pending = [one for one in rows if not done.has(one.key ^ salt_of(plan.name, 0))]
     try:
         await asyncio.wait_for(
             BatchEngine(service, builder, host, scheduler, tools).run(feed(pending)), 30
@@ -299,12 +280,6 @@ async def run_rows(
         await service.close()
     found.waited = clock.now - BEGIN
     return _look(folder, found)
-
-
-def _salt(stage: str) -> int:
-    from bagent.store.journal.codec import salt_of
-
-    return salt_of(stage, 0)
 
 
 async def _plainly(work: Any) -> str | Failure:
@@ -331,25 +306,19 @@ class Singles(ScriptedBackend):
 
 def make_fleet() -> Fleet:
     """A fleet whose one endpoint answers everything."""
-    account = Account(None, None, 100.0)
-    state = EndpointState(Endpoint("single", "http://x/v1"), InFlightLimit(8, 8), account)
-    return Fleet(
-        [state],
-        Singles({}),
-        FleetConfig(concurrency=8),
-        on_attempts=lambda attempts: None,
-        notice=lambda words: None,
-        random=Random(1),
-    )
+    return setup({}, states=[_single()], backend=Singles({}), concurrency=8).fleet
+
+
+def _single() -> EndpointState:
+    endpoint = Endpoint("single", "http://x/v1")
+    return EndpointState(endpoint, InFlightLimit(8, 8), Account(None, None, 100.0))
 
 
 def _look(folder: Path, found: Run) -> Run:
-    for path in sorted((folder / "journal").glob("rows-*.jsonl")):
-        found.lines += [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
-    for path in sorted((folder / "journal").glob("attempts-*.jsonl")):
-        found.attempts += [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
+    lines = journal_lines(folder)
+    found.attempts = [line for line in lines if "try" in line]
+    found.lines = [line for line in lines if "status" in line]
     found.outcomes = {line["id"]: line for line in found.lines}
     found.records = list(all_records(folder, found.notices.append))
-    kept = folder / "batches"
-    found.files = sorted(path.name for path in kept.iterdir()) if kept.exists() else []
+    found.files = sorted(path.name for path in folder.glob("batches/*"))
     return found

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
+from urllib.parse import unquote
 
 from aiohttp import web
 
@@ -14,47 +16,40 @@ Answer = Callable[[Json], Json]
 """From a line of a batch's file to a line of an answer file; None: there is none."""
 
 
-def chat_body(text: str, finish: str = "stop", usage: tuple[int, int] = (7, 3)) -> Json:
+def chat_body(text: str) -> Json:
     """A chat completion."""
     message = {"role": "assistant", "content": text}
     return {
         "id": "chatcmpl-1",
         "model": "m-1-served",
-        "choices": [{"index": 0, "message": message, "finish_reason": finish}],
-        "usage": {"prompt_tokens": usage[0], "completion_tokens": usage[1]},
+        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 7, "completion_tokens": 3},
     }
 
 
-def good(text: str = "fine", **more: Any) -> Answer:
+def _line(asked: Json, response: Json, error: Json = None) -> Json:
+    return {"id": "r", "custom_id": asked["custom_id"], "response": response, "error": error}
+
+
+def _answered(status: int, body: Json) -> Answer:
+    response = {"status_code": status, "request_id": "req-1", "body": body}
+    return lambda asked: _line(asked, response)
+
+
+def good(text: str = "fine") -> Answer:
     """An answer with HTTP 200."""
-
-    def line(asked: Json) -> Json:
-        body = chat_body(text, **more)
-        response = {"status_code": 200, "request_id": "req-1", "body": body}
-        return {"id": "r", "custom_id": asked["custom_id"], "response": response, "error": None}
-
-    return line
+    return _answered(200, chat_body(text))
 
 
-def refused(status: int, message: str, code: str = "", kind: str = "") -> Answer:
+def refused(status: int, message: str, code: str = "") -> Answer:
     """An HTTP failure: the error stands in the response's body."""
-
-    def line(asked: Json) -> Json:
-        body = {"error": {"message": message, "code": code, "type": kind}}
-        response = {"status_code": status, "request_id": "req-1", "body": body}
-        return {"id": "r", "custom_id": asked["custom_id"], "response": response, "error": None}
-
-    return line
+    return _answered(status, {"error": {"message": message, "code": code, "type": ""}})
 
 
 def never_asked(code: str) -> Answer:
     """A request that was never made, such as ``batch_expired``."""
-
-    def line(asked: Json) -> Json:
-        error = {"code": code, "message": f"This request was not executed: {code}"}
-        return {"id": "r", "custom_id": asked["custom_id"], "response": None, "error": error}
-
-    return line
+    error = {"code": code, "message": f"This request was not executed: {code}"}
+    return lambda asked: _line(asked, None, error)
 
 
 def nothing(asked: Json) -> Json:
@@ -82,17 +77,35 @@ class BatchServer:
     Attributes:
         made: the batches that were made, with the requests of each.
         tries: how often one was asked for.
+        cancels: how many were cancelled.
         complaints: what the API would have refused.
     """
 
-    def __init__(self, script: Sequence[Course], default: Course) -> None:
+    ENDED: ClassVar[tuple[str, ...]]
+    """The status words of a batch that has ended."""
+    CANCELLED: ClassVar[tuple[str, ...]]
+    """Those of one that is cancelled, look by look."""
+
+    def __init__(self, script: Sequence[Any], default: Any) -> None:
         self.script = list(script) or [default]
         self.made: list[Json] = []
         self.tries = 0
+        self.cancels = 0
         self.complaints: list[str] = []
-        self._looks: dict[str, int] = {}
+        self._looks: Counter[str] = Counter()
 
-    def next_course(self) -> Course:
+    def app(self) -> web.Application:
+        """The server as an application."""
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_get("/v1/models", self._models)
+        self.add_routes(app.router)
+        return app
+
+    def add_routes(self, router: web.UrlDispatcher) -> None:
+        """Add the routes of the service."""
+        raise NotImplementedError
+
+    def next_course(self) -> Any:
         """The course of the batch that is asked for now."""
         self.tries += 1
         return self.script[min(self.tries, len(self.script)) - 1]
@@ -100,11 +113,12 @@ class BatchServer:
     def status_of(self, batch: Json) -> str:
         """The status word that the next look at the batch sees."""
         words = batch["course"].words
-        return str(words[min(self._looks.get(batch["id"], 0), len(words) - 1)])
+        return str(words[min(self._looks[batch["id"]], len(words) - 1)])
 
     def batch_of(self, request: web.Request) -> Json:
         """The batch that a request names."""
-        (batch,) = [one for one in self.made if one["id"] == request.match_info["id"]]
+        name = unquote(request.match_info["id"])
+        (batch,) = [one for one in self.made if one["id"] == name]
         return batch
 
     async def _models(self, request: web.Request) -> web.Response:
@@ -113,8 +127,42 @@ class BatchServer:
     async def _get(self, request: web.Request) -> web.Response:
         batch = self.batch_of(request)
         shown = self._shown(batch)
-        self._looks[batch["id"]] = self._looks.get(batch["id"], 0) + 1
+        self._looks[batch["id"]] += 1
         return web.json_response(shown)
+
+    async def _create(self, request: web.Request) -> web.Response:
+        asked = await request.json()
+        course = self.next_course()
+        if course.create is None or course.made:
+            self.made.append({**self._make(asked), "course": course})
+        if course.create is not None:
+            status, error = course.create
+            return web.json_response({"type": "error", "error": error}, status=status)
+        return web.json_response(self._shown(self.made[-1]))
+
+    async def _cancel(self, request: web.Request) -> web.Response:
+        """The second half of the batch gets no answers."""
+        batch = self.batch_of(request)
+        if self.status_of(batch) in self.ENDED:
+            error = {"type": "invalid_request_error", "message": "it has ended"}
+            return web.json_response({"type": "error", "error": error}, status=409)
+        self.cancels += 1
+        answer, lines = batch["course"].answer, batch["lines"]
+        late = {line["custom_id"] for line in lines[len(lines) // 2 :]}
+        batch["course"] = Course(
+            self.CANCELLED,
+            lambda asked: (self._unanswered if asked["custom_id"] in late else answer)(asked),
+        )
+        self._looks[batch["id"]] = 0
+        return web.json_response(self._shown(batch))
+
+    def _make(self, asked: Json) -> Json:
+        """The batch that a request asks for: its ``id``, its ``lines``, and what is shown of it."""
+        raise NotImplementedError
+
+    def _unanswered(self, asked: Json) -> Json:
+        """The line of a request that was cancelled."""
+        raise NotImplementedError
 
     def _shown(self, batch: Json) -> Json:
         raise NotImplementedError
@@ -128,43 +176,35 @@ class OpenAIServer(BatchServer):
         looks: how often anybody asked for a batch.
     """
 
+    ENDED = ("completed", "expired", "failed", "cancelled")
+    CANCELLED = ("cancelling", "cancelling", "cancelled")
+
     def __init__(self, *script: Course) -> None:
         super().__init__(script, Course())
         self.uploads = 0
         self.looks = 0
-        self.fetches = 0
-        self.cancels = 0
         self.down = 0
         self.keeps_metadata = True
         self.list_troubles: list[int] = []  # statuses of the first lists; 200 is an empty list
         self.files: dict[str, str] = {}
 
     def app(self) -> web.Application:
-        """The server as an application."""
-        app = web.Application(client_max_size=1 << 30, middlewares=[self._gate])
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_post("/v1/files", self._upload)
-        app.router.add_get("/v1/files/{id}/content", self._content)
-        app.router.add_post("/v1/batches", self._create)
-        app.router.add_get("/v1/batches", self._list)
-        app.router.add_get("/v1/batches/{id}", self._get)
-        app.router.add_post("/v1/batches/{id}/cancel", self._cancel)
+        """The server as an application, which is down for some requests."""
+        app = super().app()
+        app.middlewares.append(self._gate)
         return app
 
-    async def _cancel(self, request: web.Request) -> web.Response:
-        batch = self.batch_of(request)
-        if self.status_of(batch) in ("completed", "expired", "failed", "cancelled"):
-            return web.json_response({"error": {"message": "it has ended"}}, status=409)
-        self.cancels += 1
-        answer, half = batch["course"].answer, len(batch["lines"]) // 2
-        done = {line["custom_id"] for line in batch["lines"][:half]}
+    def add_routes(self, router: web.UrlDispatcher) -> None:
+        """Add files and batches."""
+        router.add_post("/v1/files", self._upload)
+        router.add_get("/v1/files/{id}/content", self._content)
+        router.add_post("/v1/batches", self._create)
+        router.add_get("/v1/batches", self._list)
+        router.add_get("/v1/batches/{id}", self._get)
+        router.add_post("/v1/batches/{id}/cancel", self._cancel)
 
-        def answer_of_half(asked: Json) -> Json:
-            return answer(asked) if asked["custom_id"] in done else None
-
-        batch["course"] = Course(("cancelling", "cancelling", "cancelled"), answer_of_half)
-        self._looks[batch["id"]] = 0
-        return web.json_response(self._shown(batch))
+    def _unanswered(self, asked: Json) -> Json:
+        return None
 
     @web.middleware
     async def _gate(self, request: web.Request, handler: Any) -> web.StreamResponse:
@@ -184,32 +224,19 @@ class OpenAIServer(BatchServer):
         self.files[f"file-{self.uploads}"] = file.file.read().decode()
         return web.json_response({"id": f"file-{self.uploads}", "object": "file"})
 
-    async def _create(self, request: web.Request) -> web.Response:
-        asked = await request.json()
-        course = self.next_course()
-        if course.create is not None and not course.made:
-            status, error = course.create
-            return web.json_response({"error": error}, status=status)
-        lines = [
-            json.loads(line) for line in self.files[asked["input_file_id"]].split("\n") if line
-        ]
+    def _make(self, asked: Json) -> Json:
+        text = self.files[asked["input_file_id"]]
+        lines = [json.loads(line) for line in text.split("\n") if line]
         self._check(asked, lines)
-        batch = {
+        names = ("input_file_id", "endpoint", "completion_window")
+        return {
             "id": f"batch_{len(self.made) + 1}",
             "object": "batch",
             "created_at": 1_000_000,
             "metadata": asked["metadata"] if self.keeps_metadata else None,
-            "input_file_id": asked["input_file_id"],
-            "endpoint": asked["endpoint"],
-            "completion_window": asked["completion_window"],
+            **{name: asked[name] for name in names},
             "lines": lines,
-            "course": course,
         }
-        self.made.append(batch)
-        if course.create is not None:
-            status, error = course.create
-            return web.json_response({"error": error}, status=status)
-        return web.json_response(self._shown(batch))
 
     def _check(self, asked: Json, lines: list[Json]) -> None:
         names = [line["custom_id"] for line in lines]
@@ -265,7 +292,6 @@ class OpenAIServer(BatchServer):
         return web.json_response({"object": "list", "data": found, "has_more": False})
 
     async def _content(self, request: web.Request) -> web.Response:
-        self.fetches += 1
         return web.Response(text=self.files[request.match_info["id"]])
 
 
@@ -302,56 +328,35 @@ def ended_as(kind: str, error: Json = None) -> Answer:
 class AnthropicServer(BatchServer):
     """Message Batches; ``length`` is the told length of the last body."""
 
+    ENDED = ("ended",)
+    CANCELLED = ("canceling", "canceling", "ended")
     length: int | None = None
-    cancels = 0
 
     def __init__(self, *script: Course) -> None:
         super().__init__(script, Course(("in_progress", "ended"), message()))
 
-    def app(self) -> web.Application:
-        """The server as an application."""
-        app = web.Application(client_max_size=1 << 30)
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_post("/v1/messages/batches", self._create)
-        app.router.add_get("/v1/messages/batches", self._list)
-        app.router.add_get("/v1/messages/batches/{id}", self._get)
-        app.router.add_get("/v1/messages/batches/{id}/results", self._results)
-        app.router.add_post("/v1/messages/batches/{id}/cancel", self._cancel)
-        return app
-
-    async def _cancel(self, request: web.Request) -> web.Response:
-        """The second half of the batch gets no answers."""
-        batch = self.batch_of(request)
-        if self.status_of(batch) == "ended":
-            error = {"type": "invalid_request_error", "message": "it has ended"}
-            return web.json_response({"type": "error", "error": error}, status=400)
-        self.cancels += 1
-        answer, lines = batch["course"].answer, batch["lines"]
-        late = {line["custom_id"] for line in lines[len(lines) // 2 :]}
-
-        def answer_of_half(asked: Json) -> Json:
-            return (ended_as("canceled") if asked["custom_id"] in late else answer)(asked)
-
-        batch["course"] = Course(("canceling", "canceling", "ended"), answer_of_half)
-        self._looks[batch["id"]] = 0
-        return web.json_response(self._shown(batch))
+    def add_routes(self, router: web.UrlDispatcher) -> None:
+        """Add batches and their results."""
+        router.add_post("/v1/messages/batches", self._create)
+        router.add_get("/v1/messages/batches", self._list)
+        router.add_get("/v1/messages/batches/{id}", self._get)
+        router.add_get("/v1/messages/batches/{id}/results", self._results)
+        router.add_post("/v1/messages/batches/{id}/cancel", self._cancel)
 
     async def _create(self, request: web.Request) -> web.Response:
         self.length = request.content_length
-        asked = await request.json()
-        course = self.next_course()
-        if course.create is None or course.made:
-            for line in asked["requests"]:
-                if set(line) != {"custom_id", "params"} or "stream" in line["params"]:
-                    self.complaints.append("no request")
-                if not line["params"].get("max_tokens"):
-                    self.complaints.append("no max_tokens")
-            name = f"msgbatch_{len(self.made) + 1}"
-            self.made.append({"id": name, "lines": asked["requests"], "course": course})
-        if course.create is not None:
-            status, error = course.create
-            return web.json_response({"type": "error", "error": error}, status=status)
-        return web.json_response(self._shown(self.made[-1]))
+        return await super()._create(request)
+
+    def _make(self, asked: Json) -> Json:
+        for line in asked["requests"]:
+            if set(line) != {"custom_id", "params"} or "stream" in line["params"]:
+                self.complaints.append("no request")
+            if not line["params"].get("max_tokens"):
+                self.complaints.append("no max_tokens")
+        return {"id": f"msgbatch_{len(self.made) + 1}", "lines": asked["requests"]}
+
+    def _unanswered(self, asked: Json) -> Json:
+        return ended_as("canceled")(asked)
 
     def add_foreign(self, count: int, *words: str) -> None:
         """A batch of another program in the same account."""
