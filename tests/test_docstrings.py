@@ -1,4 +1,4 @@
-"""Every public name of the package says what it is."""
+"""Every public name of the package says what it is, and packages how their parts work."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from support.sources import PACKAGE, trees
+from support.sources import PACKAGE, nodes, trees
 
 Named = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+MAX_LINES = 25
+SECTIONS = re.compile(r"^(How [^\n]+)\n-+\n(.*?)(?=\n\n|\Z)", re.MULTILINE | re.DOTALL)
+FUNCTION = re.compile(r"`([\w/]+\.py):([\w.]+)`")
+TITLES = {"a retry works", "a hostfile reload works", "a row runs", "an agent runs"}
+TITLES |= {"a run starts", "a run resumes", "a report is made"}
 
 
 def test_modules_classes_functions_and_methods_that_are_public_have_a_docstring() -> None:
@@ -19,13 +24,14 @@ def test_modules_classes_functions_and_methods_that_are_public_have_a_docstring(
 
 def test_the_docstring_of_a_package_names_its_modules() -> None:
     """Commands have a file each by their names, and README names the packages."""
-    missing = {
-        str(folder.relative_to(PACKAGE)): names
-        for folder in {(PACKAGE / path).parent for path in trees()}
-        - {PACKAGE, PACKAGE / "cli" / "commands"}
-        if (names := unnamed(folder))
-    }
-    assert missing == {}
+    named = folders() - {PACKAGE / "cli" / "commands"}
+    missing = {str(folder.relative_to(PACKAGE)): unnamed(folder) for folder in named}
+    assert {package: names for package, names in missing.items() if names} == {}
+
+
+def folders() -> set[Path]:
+    """The folders of packages."""
+    return {(PACKAGE / path).parent for path in trees()} - {PACKAGE}
 
 
 def unnamed(folder: Path) -> list[str]:
@@ -47,8 +53,7 @@ def modules(folder: Path) -> set[str]:
 
 
 def test_the_docstring_of_a_package_lists_no_module_that_is_gone() -> None:
-    folders = {(PACKAGE / path).parent for path in trees()} - {PACKAGE}
-    gone = {folder.name: listed(docstring(folder)) - modules(folder) for folder in folders}
+    gone = {folder.name: listed(docstring(folder)) - modules(folder) for folder in folders()}
     assert {package: names for package, names in gone.items() if names} == {}
 
 
@@ -76,3 +81,21 @@ def _public(node: ast.Module | ast.ClassDef, prefix: str) -> Iterator[tuple[str,
             yield prefix + inner.name, inner
             if isinstance(inner, ast.ClassDef):
                 yield from _public(inner, f"{prefix}{inner.name}.")
+
+
+def test_the_sections_how_things_work_are_short_and_name_functions_that_exist() -> None:
+    found = [
+        (folder, title, text)
+        for folder in folders()
+        for title, text in SECTIONS.findall(docstring(folder))
+    ]
+    assert {title.removeprefix("How ") for _, title, _ in found} >= TITLES
+    for folder, title, text in found:
+        assert len(text.splitlines()) <= MAX_LINES
+        functions = FUNCTION.findall(text)
+        assert len(functions) >= 3
+        for file, name in functions:
+            path = folder / file if (folder / file).is_file() else PACKAGE / file
+            inside = nodes()[path.relative_to(PACKAGE).as_posix()]
+            names = {node.name for node in inside if isinstance(node, Named)}
+            assert names >= set(name.split(".")), f"{title}: {file} has no {name}"
