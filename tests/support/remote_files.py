@@ -5,20 +5,17 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 import pytest
+from aiohttp import web
 
 from bagent.remote import s3, storage
-
-PAGE = 1000
-"""Objects in one page of a listing."""
+from support.http_servers import in_thread, serve_app
 
 
 @dataclass
@@ -34,7 +31,8 @@ class FileServer:
     ranges: bool = True
     requests: list[tuple[str, str, str]] = field(default_factory=list)
     """Method, path and range of each request."""
-    page: int = PAGE
+    page: int = 1000
+    """Objects in one page of a listing."""
     notify_at: int = 0
     """The number of the written file at which :attr:`reached` is set, before the reply."""
     reached: threading.Event = field(default_factory=threading.Event)
@@ -58,101 +56,77 @@ class FileServer:
             "AWS_DEFAULT_REGION": "us-east-1",
         }
 
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    site: FileServer
-
-    def log_message(self, *args) -> None:
-        """Say nothing."""
-
-    def do_GET(self) -> None:
-        parts = urlsplit(self.path)
-        query = parse_qs(parts.query, keep_blank_values=True)
-        name = unquote(parts.path).lstrip("/")
-        if "list-type" in query:
-            self._list(name.rstrip("/"), query)
-            return
-        self.site.requests.append((self.command, name, self.headers.get("Range", "")))
-        fault = self.site.faults.pop(0) if self.site.faults else self.site.faulty.get(name, "ok")
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Answer one request."""
+        name, method = request.path.lstrip("/"), request.method
+        if "list-type" in request.query:
+            return self._list(name.rstrip("/"), request.query)
+        if method == "DELETE":
+            self.files.pop(name, None)
+            return web.Response(status=204)
+        wanted = request.headers.get("Range", "")
+        self.requests.append((method, name, wanted))
+        body = await request.read()
+        fault = self.faults.pop(0) if self.faults else "ok"
+        if method != "PUT" and fault == "ok":
+            fault = self.faulty.get(name, "ok")
         if isinstance(fault, int):
-            self._reply(fault, b"<Error><Code>Fault</Code></Error>")
-            return
-        content = self.site.files.get(name)
+            return web.Response(status=fault, body=b"<Error><Code>Fault</Code></Error>")
+        if method == "PUT":
+            return self._write(name, body, request.headers.get("Content-Encoding", ""))
+        content = self.files.get(name)
         if content is None:
-            self._reply(404, b"<Error><Code>NoSuchKey</Code></Error>")
-            return
+            return web.Response(status=404, body=b"<Error><Code>NoSuchKey</Code></Error>")
         tag = _tag(content)
-        if self.headers.get("If-Match", tag) != tag:
-            self._reply(412, b"<Error><Code>PreconditionFailed</Code></Error>")
-            return
+        if request.headers.get("If-Match", tag) != tag:
+            return web.Response(status=412, body=b"<Error><Code>PreconditionFailed</Code></Error>")
         headers = {"ETag": tag, "Last-Modified": "Sun, 29 Nov 2026 12:00:00 GMT"}
-        match = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        if match is None or not self.site.ranges:
-            self._reply(200, content, headers, cut=fault == "cut")
-            return
-        start, end = int(match[1]), min(int(match[2]) + 1, len(content))
-        if start >= len(content):
-            self._reply(416, b"", {"Content-Range": f"bytes */{len(content)}"})
-            return
-        headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(content)}"
-        self._reply(206, content[start:end], headers, cut=fault == "cut")
+        status, size = 200, len(content)
+        match = re.fullmatch(r"bytes=(\d+)-(\d+)", wanted) if self.ranges else None
+        if match is not None:
+            start, end = int(match[1]), min(int(match[2]) + 1, size)
+            if start >= size:
+                return web.Response(status=416, headers={"Content-Range": f"bytes */{size}"})
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
+            status, content = 206, content[start:end]
+        if fault != "cut" or request.transport is None:
+            return web.Response(status=status, body=content, headers=headers)
+        response = web.StreamResponse(status=status, headers=headers)
+        response.content_length = len(content)
+        await response.prepare(request)
+        if method == "GET":
+            await response.write(content[: len(content) // 2])
+        request.transport.close()
+        return response
 
-    do_HEAD = do_GET
+    def _write(self, name: str, body: bytes, encoding: str) -> web.Response:
+        self.files[name] = _unchunked(body) if "aws-chunked" in encoding else body
+        self.notify_at -= 1
+        if not self.notify_at:
+            self.reached.set()
+        return web.Response(headers={"ETag": _tag(self.files[name])})
 
-    def do_PUT(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        name = unquote(urlsplit(self.path).path).lstrip("/")
-        self.site.requests.append(("PUT", name, ""))
-        fault = self.site.faults.pop(0) if self.site.faults else "ok"
-        if isinstance(fault, int):
-            self._reply(fault, b"<Error><Code>Fault</Code></Error>")
-            return
-        if "aws-chunked" in self.headers.get("Content-Encoding", ""):
-            body = _unchunked(body)
-        self.site.files[name] = body
-        self.site.notify_at -= 1
-        if not self.site.notify_at:
-            self.site.reached.set()
-        self._reply(200, b"", {"ETag": _tag(body)})
-
-    def do_DELETE(self) -> None:
-        self.site.files.pop(unquote(urlsplit(self.path).path).lstrip("/"), None)
-        self._reply(204, b"")
-
-    def _list(self, bucket: str, query: dict[str, list[str]]) -> None:
-        prefix, after = query["prefix"][0], query.get("continuation-token", [""])[0]
+    def _list(self, bucket: str, query: Mapping[str, str]) -> web.Response:
+        prefix, after = query["prefix"], query.get("continuation-token", "")
         names = sorted(
-            name.partition("/")[2] for name in self.site.files if name.startswith(f"{bucket}/")
+            name.partition("/")[2] for name in self.files if name.startswith(f"{bucket}/")
         )
         names = [name for name in names if name.startswith(prefix) and name > after]
-        page = names[: self.site.page]
-        more = (
-            f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>"
-            if names[len(page) :]
-            else ""
+        page = names[: self.page]
+        items = ""
+        for name in page:
+            content = self.files[f"{bucket}/{name}"]
+            fields = {"Key": name, "Size": len(content), "ETag": _tag(content)}
+            parts = (f"<{key}>{escape(str(value))}</{key}>" for key, value in fields.items())
+            items += f"<Contents>{''.join(parts)}</Contents>"
+        if names[len(page) :]:
+            items += f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>"
+        more = str(len(names) > len(page)).lower()
+        head = f"<IsTruncated>{more}</IsTruncated>"
+        return web.Response(
+            text=f"<ListBucketResult>{head}{items}</ListBucketResult>",
+            content_type="application/xml",
         )
-        items = "".join(
-            f"<Contents><Key>{escape(name)}</Key><Size>{len(self.site.files[f'{bucket}/{name}'])}</Size>"
-            f"<ETag>{escape(_tag(self.site.files[f'{bucket}/{name}']))}</ETag></Contents>"
-            for name in page
-        )
-        body = (
-            f"<ListBucketResult><IsTruncated>{str(bool(more)).lower()}</IsTruncated>{more}{items}"
-            "</ListBucketResult>"
-        )
-        self._reply(200, body.encode(), {"Content-Type": "application/xml"})
-
-    def _reply(self, status: int, body: bytes, headers=None, *, cut: bool = False) -> None:
-        self.send_response(status)
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body[: len(body) // 2] if cut else body)
-        if cut:
-            self.close_connection = True
 
 
 def _tag(content: bytes) -> str:
@@ -201,18 +175,9 @@ def _shared_server() -> tuple[FileServer, Callable[[], s3.S3Storage]]:
 
 @contextmanager
 def file_server() -> Iterator[FileServer]:
-    """Serve files on a free port of the loopback, in threads."""
+    """Serve files on a free port of the loopback, in a thread."""
     site = FileServer()
-    handler = type("Handler", (_Handler,), {"site": site})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    server.handle_error = lambda *_: None  # a reader may leave before the end of a file
-    site.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
+    app = web.Application(client_max_size=1 << 30)
+    app.router.add_route("*", "/{path:.*}", site.handle)
+    with in_thread(serve_app(app)) as site.url:
         yield site
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(10)
