@@ -59,7 +59,8 @@ def test_each_endpoint_is_tried_once_whatever_the_number_of_rows(job_dir, bagent
             choice["finish_reason"] = "tool_calls"
         return body
 
-    with FakeServer({"*": [ok('{"sum": 3}')]}) as first, FakeServer(first._script) as second:
+    script = {"*": [ok('{"sum": 3}')]}
+    with FakeServer(script) as first, FakeServer(script) as second:
         hosts = job_dir / "hosts.txt"
         hosts.write_text(f"{first.address}\n{second.address}\n")
         for server in (first, second):
