@@ -348,15 +348,6 @@ def test_a_batch_file_is_looked_at_as_it_is(check: Check, job_dir: Path) -> None
     assert report["max_tokens"] == {"least": 5, "most": 5, "automatic": False, **lines}
 
 
-def test_piped_output_has_no_control_codes(check: Check, job_dir: Path, fs: FakeServer) -> None:
-    values = [{"id": "r\x1b[2J", "text": "a\x1b[31mred\x07"}, {"id": 2, "text": ""}]
-    write_job(job_dir, fs.url, values)
-    done = check(["job.yaml"])
-    assert done.code == 0
-    assert "\\x1b[31mred" in done.out
-    assert all(letter.isprintable() or letter == "\n" for letter in done.out + done.err)
-
-
 def test_a_key_is_never_shown(check: Check, job_dir: Path) -> None:
     with FakeServer(flavour="vllm", api_key="s3cret") as fs:
         write_job(job_dir, "x", 2, backend={"url": vllm(fs), "api_key_env": "KEY"})

@@ -32,6 +32,11 @@ def test_metrics_are_served_while_the_run_goes_on(fs, job_dir):
         text = scraped()
         assert 'bagent_rows_total{status="ok"} 2.0' in text
         assert "bagent_num_requests_running 1.0" in text
+        assert "bagent_num_requests_waiting 0.0" in text
+        assert "bagent_endpoints_up 1.0" in text
+        for counted in ("prompt_tokens", "generation_tokens"):
+            assert re.search(rf"^bagent_{counted}_total [1-9]", text, re.M)
+        assert "process_cpu_seconds_total" in text
         host = fs.url.split("//")[1].removesuffix("/v1")
         assert f'bagent_endpoint_tries_total{{endpoint="{host}"}} 2.0' in text
         assert "bagent_e2e_request_latency_seconds_count 2.0" in text

