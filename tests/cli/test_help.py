@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
+from collections.abc import Callable
 
 import pytest
 
 from bagent.cli.app import COMMANDS, GROUPS, load_command
+from bagent.cli.commands import guide
 from bagent.cli.options import (
     complete_job_files,
     complete_run_names,
     complete_sites,
     complete_topics,
 )
+from support.cli import Completed
+from support.pages import GUIDES
 from support.stored_runs import make_run, stored
 
 
@@ -116,3 +122,45 @@ def test_json_is_for_programs(job_dir, bagent):
         ["report", "genes"],
     ):
         assert json.loads(bagent([*command, "--json"]).out)
+
+
+Bagent = Callable[..., Completed]
+
+
+def test_prices_are_a_table_with_sources(bagent: Bagent) -> None:
+    done = bagent(["prices"])
+    assert done.code == 0
+    head, line, *rows = done.out.splitlines()
+    assert head.split()[:4] == ["provider", "model", "input", "output"]
+    assert set(line) <= {"-", " "}
+    assert len(rows) > 5
+    assert all("https://" in row for row in rows)
+    assert done.err == ""
+    found = bagent(["prices", "--json"]).lines()
+    cached = [price["cached"] for price in found]
+    assert None in cached and 0 not in cached, "what a source does not tell is unknown"
+    csv_rows = csv.DictReader(io.StringIO(bagent(["prices", "--csv"]).out))
+    assert [row["model"] for row in csv_rows] == [price["model"] for price in found]
+
+
+def test_guide_lists_every_topic_in_the_order_of_need(bagent):
+    done = bagent(["guide"])
+    names = [line.split()[0] for line in done.out.splitlines()]
+    assert done.code == 0
+    assert set(names) == {*(path.stem for path in GUIDES.glob("*.md")), "reference"}
+    assert names[0] == "jobs"
+    assert [line["topic"] for line in bagent(["guide", "--json"]).lines()] == names
+
+
+def test_a_guide_in_a_pipe_is_its_markdown(bagent):
+    assert bagent(["guide", "resume"]).out == (GUIDES / "resume.md").read_text(encoding="utf-8")
+    assert bagent(["guide", "reference"]).out.startswith("# Reference")
+
+
+def test_a_guide_on_a_terminal_has_styles_and_no_fences(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    guide.guide("python")
+    text = capsys.readouterr().out
+    assert "open_run" in text
+    assert "```" not in text

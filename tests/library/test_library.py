@@ -32,16 +32,8 @@ if TYPE_CHECKING:
 
 
 def test_the_public_names_are_these_and_each_is_there() -> None:
-    assert bagent.__all__ == [
-        "LoadedJob",
-        "OpenedRun",
-        "Result",
-        "Run",
-        "__version__",
-        "load_job",
-        "open_run",
-        "run",
-    ]
+    names = "LoadedJob OpenedRun Result Run __version__ load_job open_run run"
+    assert bagent.__all__ == names.split()
     for name in bagent.__all__:
         assert getattr(bagent, name) is not None
         assert name in dir(bagent)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from bagent.observe.counters import RunCounters
 from bagent.observe.snapshot import RunTotals, Snapshot
 from bagent.store.totals import Totals
 from bagent.types import Attempt, FeedStats, FleetStats, Outcome
+from support.stored_runs import attempt_of
 
 
 class Clock:
@@ -47,27 +49,14 @@ class Maker:
         return Outcome(**{**fields, **parts})
 
     def attempt(self, group: str = "g1", **parts: object) -> Attempt:
-        fields = {
-            "key": "0" * 16,
-            "row": 0,
-            "stage": "main",
-            "answer": 0,
-            "turn": 0,
-            "try_": 1,
-            "endpoint": "http://127.0.0.1:8000",
-            "group": group,
-            "group_size": 1,
-            "sent": 0.0,
-        }
-        return Attempt(**{**fields, **parts})
+        usual = {"group": group, "endpoint": "http://127.0.0.1:8000", "sent": 0.0, "done": None}
+        return msgspec.structs.replace(attempt_of(self.outcome()), **{**usual, **parts})
 
     def fleet(self, **parts: object) -> FleetStats:
-        fields = {name: getattr(IDLE_FLEET, name) for name in FleetStats.__struct_fields__}
-        return FleetStats(**{**fields, **parts})
+        return msgspec.structs.replace(IDLE_FLEET, **parts)
 
     def feed(self, **parts: object) -> FeedStats:
-        fields = {name: getattr(WHOLE_FEED, name) for name in FeedStats.__struct_fields__}
-        return FeedStats(**{**fields, **parts})
+        return msgspec.structs.replace(WHOLE_FEED, **parts)
 
     def snapshot(
         self,

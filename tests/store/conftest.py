@@ -5,28 +5,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from bagent.store.journal.journal import Journal
 from bagent.types import Outcome
+from support.stored_runs import stored
 
 
 def make_outcome(row: int = 0, **changes: Any) -> Outcome:
-    values: dict[str, Any] = {
-        "key": f"{row * 0x9E3779B97F4A7C15 % 2**64:016x}",
-        "row": row,
-        "id": f"r{row}",
-        "source": "rows.jsonl",
-        "line": row + 1,
-        "stage": "main",
-        "status": "ok",
-        "output": msgspec.Raw(b'{"n":%d}' % row),
-        "text": f"text {row}",
-    }
-    if changes.get("status", "ok") != "ok":
-        values["output"] = None
-    return Outcome(**{**values, **changes})
+    """The outcome of one row whose key is far from that of its neighbours, without counts."""
+    counts = {"prompt_tokens": None, "completion_tokens": None, "finished_at": None}
+    key = f"{row * 0x9E3779B97F4A7C15 % 2**64:016x}"
+    return stored(row, **{**counts, "key": key, **changes})
 
 
 def failed(row: int, kind: str = "timeout", **changes: Any) -> Outcome:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import msgspec
@@ -18,7 +17,7 @@ from bagent.errors import InputError
 from bagent.store.run_dir import RunDir, RunInfo
 from bagent.store.tables.build import TableOptions, make_tables
 from bagent.store.tables.schema import TABLES
-from bagent.types import Attempt, EndpointSample, Row, ToolRecord
+from bagent.types import Row
 
 
 def reader(rows: list[Row]) -> Callable[[], Iterator[list[Row]]]:
@@ -92,29 +91,6 @@ def test_answers_have_typed_columns_and_only_ok_rows(store, outcome, failure):
     ]  # fmt: skip
     assert list(first.values())[3:] == [3, ["a", "b"], "mine", None, "x", 1.5]
     assert list(second.values())[3:] == [None] * 6
-
-
-def test_attempts_tool_calls_and_endpoints(store, outcome):
-    of_row: dict[str, Any] = {"key": "00", "row": 0, "stage": "main", "answer": 0, "turn": 1}
-    group = {"group": "g7", "group_size": 4, "sent": 1.5, "status_code": 503}
-    call = {"name": "add", "arguments": '{"a":1}', "started": 2.0, "shared": True}
-    state = {"healthy": False, "in_flight": 1, "limit": 8, "reason": "slow"}
-    journal = store.open()
-    journal.write(outcome(0))
-    journal.write_attempts([Attempt(**of_row, **group, try_=2, endpoint="e", id=7)])
-    journal.write_tool(ToolRecord(**of_row, **call, id="a"))
-    journal.write_sample(EndpointSample(endpoint="e", at=3.0, **state))
-    journal.close()
-    with store.segment(stream="attempts").open("ab") as file:
-        file.write(b'broken\n{"torn')
-    build(store)
-    (attempt,) = table(store, "attempts")
-    displayed = (attempt["try"], attempt["group_id"], attempt["group_size"], attempt["status_code"])
-    assert (*displayed, attempt["id"]) == (2, "g7", 4, 503, "7")
-    (tool,) = table(store, "tool_calls")
-    assert (tool["name"], tool["shared"], tool["cached"], tool["id"]) == ("add", True, False, "a")
-    (sample,) = table(store, "endpoints")
-    assert (sample["healthy"], sample["limit"], sample["reason"]) == (False, 8, "slow")
 
 
 def test_torn_and_broken_lines_are_counted_and_stop_nothing(store, outcome):
