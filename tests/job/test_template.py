@@ -111,27 +111,18 @@ def test_a_missing_field_fails_the_row_by_its_name(text, name):
 
 
 FAILING = [
-    ("{{ 1 / 0 }}", "prompt.user: division by zero"),
-    ("{{ items[7] }}", "prompt.user: a list of 2 has no item 7"),
-    ("{{ text + 1 }}", 'prompt.user: can only concatenate str (not "int") to str'),
-    (
-        "{{ items.append(1) }}",
-        "prompt.user: access to attribute 'append' of 'list' object is unsafe.",
-    ),
-    (
-        "{% for i in range(1000000) %}{% endfor %}",
-        "prompt.user: Range too big. The sandbox blocks ranges larger than MAX_RANGE (100000).",
-    ),
-    (
-        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
-        "prompt.user: maximum recursion depth exceeded",
-    ),
+    ("{{ 1 / 0 }}", "division by zero"),
+    ("{{ items[7] }}", "a list of 2 has no item 7"),
+    ("{{ text + 1 }}", 'can only concatenate str (not "int") to str'),
+    ("{{ items.append(1) }}", "access to attribute 'append' of 'list' object is unsafe."),
+    ("{% for i in range(1000000) %}{% endfor %}", "Range too big. The sandbox blocks ranges"),
+    ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "maximum recursion depth exceeded"),
 ]
 
 
 @pytest.mark.parametrize(("text", "message"), FAILING)
 def test_a_template_that_fails_fails_the_row(text, message):
-    assert failure(text).startswith(message)
+    assert failure(text).startswith(f"prompt.user: {message}")
 
 
 def test_a_text_of_64_mb_is_the_largest():
