@@ -26,7 +26,7 @@ TOOL = (ToolCall(id="1", name="f", arguments="{}"),)
 
 @pytest.mark.parametrize(
     "reason",
-    ["stop", "tool_calls", "end_turn", "stop_sequence", "eos", "STOP"],
+    ["stop", "tool_calls", "function_call", "end_turn", "stop_sequence", "eos", "tool_use", "STOP"],
 )
 def test_good_ends_are_ok(reason):
     value = {"name": "n", "items": ["a", "b"]}
@@ -55,9 +55,10 @@ def test_a_cut_answer_is_truncated_whatever_its_text(reason, schema, text):
     assert verdict.passing is False and reason in verdict.error
 
 
-@pytest.mark.parametrize(
-    "reason", ["content_filter", "refusal", "guardrail_intervened", "SAFETY", "RECITATION"]
-)
+FILTERED = "content_filter refusal guardrail_intervened SAFETY content_filtered RECITATION"
+
+
+@pytest.mark.parametrize("reason", FILTERED.split())
 def test_filtered_answers_are_refused(reason):
     for schema in (None, LIST):
         verdict = evaluate(Reply(GOOD, reason), schema)

@@ -99,10 +99,8 @@ def test_the_yaml_is_ready_to_paste(tmp_path: Path, user: str) -> None:
 
 def test_a_file_whose_text_stays_is_still_named(tmp_path: Path) -> None:
     (tmp_path / "system.md").write_text("You are exact.\n")
-    job = job_of(
-        tmp_path,
-        'prompt: {system: {file: system.md}, user: "{{ text }}\\n\\nAnswer good or bad, so."}\n',
-    )
+    user = "{{ text }}\\n\\nAnswer good or bad, so."
+    job = job_of(tmp_path, f'prompt: {{system: {{file: system.md}}, user: "{user}"}}\n')
     found = suggested(job)
     assert found is not None and job.prompt is not None
     assert '  system: {file: "system.md"}\n' in yaml_of(found, job.prompt)
@@ -182,13 +180,7 @@ def test_a_heading_stays_with_its_field(heading: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "template",
-    [
-        "{% set x = 1 %}{{ a }}\n\nTail.",
-        "{{- a }}\n\nTail.",
-        "{% macro m() %}x{% endmacro %}{{ a }}{{ m() }}",
-        "{{ a",
-    ],
+    "template", ["{% set x = 1 %}{{ a }}\n\nTail.", "{{- a }}\n\nTail.", "{{ a"]
 )
 def test_templates_whose_tags_act_on_their_neighbours_are_left_alone(template: str) -> None:
     assert split_template(template, differs) is None

@@ -45,39 +45,26 @@ def check_job(job_dir, bagent):
 
 
 SAY_HI = [{"role": "user", "content": "hi"}]
+BE = {"role": "system", "content": "be"}
 
 
 @pytest.mark.parametrize(
-    ("route", "body", "shown"),
+    ("route", "body", "prompt", "messages"),
     [
-        ("/embeddings", {"input": "text two"}, "text two"),
-        ("/embeddings", {"input": ["one", "two"]}, "one\ntwo"),
-        ("/embeddings", {"input": [1, 2, 3]}, "[1,2,3]"),
-        ("/completions", {"prompt": [[1, 2], [3]]}, "[1,2]\n[3]"),
-        ("/responses", {"input": "hello"}, "hello"),
+        ("/embeddings", {"input": "text two"}, "text two", None),
+        ("/embeddings", {"input": ["one", "two"]}, "one\ntwo", None),
+        ("/embeddings", {"input": [1, 2, 3]}, "[1,2,3]", None),
+        ("/completions", {"prompt": [[1, 2], [3]]}, "[1,2]\n[3]", None),
+        ("/responses", {"input": "hello"}, "hello", None),
+        ("/chat/completions", {"messages": SAY_HI}, None, SAY_HI),
+        ("/responses", {"input": SAY_HI}, None, SAY_HI),
+        ("/responses", {"input": "hi", "instructions": "be"}, "hi", [BE, *SAY_HI]),
     ],
 )
-def test_the_text_of_a_line_is_shown_and_counted(report, route, body, shown):
-    [prompt] = report((route, body))["prompts"]
-    assert (prompt["prompt"], prompt["messages"]) == (shown, None)
-    assert prompt["tokens"] == 3 if "[" in shown else prompt["tokens"] > 0
-
-
-@pytest.mark.parametrize(
-    ("route", "body", "messages"),
-    [
-        ("/chat/completions", {"messages": SAY_HI}, SAY_HI),
-        ("/responses", {"input": SAY_HI}, SAY_HI),
-        (
-            "/responses",
-            {"input": "hi", "instructions": "be kind"},
-            [{"role": "system", "content": "be kind"}, *SAY_HI],
-        ),
-    ],
-)
-def test_the_conversation_of_a_line_is_shown(report, route, body, messages):
-    [prompt] = report((route, body))["prompts"]
-    assert prompt["messages"] == messages
+def test_a_line_is_shown_and_counted(report, route, body, prompt, messages):
+    [shown] = report((route, body))["prompts"]
+    assert (shown["prompt"], shown["messages"]) == (prompt, messages)
+    assert shown["tokens"] == 3 if prompt and "[" in prompt else shown["tokens"] > 0
 
 
 def test_the_limits_are_those_of_lines_that_ask_for_text(report):

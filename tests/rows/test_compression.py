@@ -18,10 +18,10 @@ PACK = {"gz": gzip.compress, "zst": zstandard.ZstdCompressor().compress}
 
 @pytest.mark.parametrize("kind", PACK)
 def test_members_or_frames_one_after_the_other_are_one_text(rows_of, kind):
-    pack = PACK[kind]
-    parts = [b'{"id":1}\n{"id"', b":2}\n", b"", b'{"id":3}']
-    rows = rows_of(b"".join(map(pack, parts)), f"in.JSONL.{kind}")
-    assert [row.id for row in rows] == [1, 2, 3]
+    frames = [PACK[kind](part) for part in (b'{"id":1}\n{"id"', b":2}\n", b"", b'{"id":3}')]
+    if kind == "zst":  # a frame that holds no data is skipped
+        frames.insert(1, b"\x50\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"hello")
+    assert [row.id for row in rows_of(b"".join(frames), f"in.JSONL.{kind}")] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("name", ["in.csv", "in.tsv", "in.json", "in.ndjson"])
@@ -50,12 +50,6 @@ def test_a_cut_off_archive_found_on_the_way_is_an_error_not_an_end(tmp_path, kin
     assert 0 < read < 20_000
 
 
-def test_frames_that_hold_no_data_are_skipped(rows_of):
-    skip = b"\x50\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"hello"
-    rows = rows_of(skip + PACK["zst"](b'{"id":1}\n') + skip, "in.jsonl.zst")
-    assert [row.id for row in rows] == [1]
-
-
 def test_utf16_is_refused_with_the_way_out(source_of):
     for encoding in ("utf-16", "utf-16-le", "utf-16-be", "utf-32"):
         for name in ("in.jsonl", "in.json", "in.csv"):
@@ -76,16 +70,3 @@ def test_files_of_another_kind_than_their_name_says_are_refused(source_of, conte
     for name in ("in.jsonl", "in.csv"):
         with pytest.raises(InputError, match=words):
             source_of(content, name)
-
-
-def test_progress_counts_bytes_as_they_lie_on_the_disk(source_of):
-    packed = gzip.compress(LINES.encode())
-    source = source_of(packed, "in.jsonl.gz")
-    assert source.progress() == (0, len(packed))
-    batches = source.batches()
-    next(batches)
-    done, total = source.progress()
-    assert 0 < done <= total == len(packed)
-    for _ in batches:
-        pass
-    assert source.progress() == (len(packed), len(packed))

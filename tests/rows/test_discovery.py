@@ -39,13 +39,17 @@ def test_a_file_named_twice_is_read_once_with_a_warning(files):
 def test_a_missing_file_is_refused_with_the_nearest_name(files):
     refused(files, "aa.jsonl", words=r"aa.jsonl: there is no such file \(did you mean a.jsonl\?\)")
     refused(files, "nope/a.jsonl", words="there is no folder")
+    (files / "gone.jsonl").symlink_to("moved.jsonl")
+    refused(files, "*.jsonl", words=r"gone\.jsonl: this is a link to moved\.jsonl")
     relative = "paths in a job are relative to the job file"
     refused(files, "something-else", words=rf"no such file \({relative}\)")
 
 
-def test_a_folder_is_refused_with_the_pattern_to_write(files):
+def test_folders_and_pipes_are_refused_with_the_way_out(files):
     refused(files, "sub", words=r"sub is a folder \(name its files: sub/\*.jsonl\)")
     refused(files, str(files) + "/", words="is a folder")
+    os.mkfifo(files / "x.jsonl")
+    refused(files, "x.jsonl", words=r"pipe it in: ... \| bagent run")
 
 
 @pytest.mark.parametrize(
@@ -60,11 +64,6 @@ def test_a_folder_is_refused_with_the_pattern_to_write(files):
 def test_unknown_formats_are_refused_with_the_way_out(tmp_path, name, words):
     (tmp_path / name).write_text("{}")
     refused(tmp_path, name, words=words)
-
-
-def test_a_named_pipe_is_refused_because_it_reads_once(tmp_path):
-    os.mkfifo(tmp_path / "x.jsonl")
-    refused(tmp_path, "x.jsonl", words=r"pipe it in: ... \| bagent run")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
@@ -107,11 +106,6 @@ def test_a_pattern_that_ends_in_any_depth_matches_every_file(files):
         hidden.parent.mkdir(exist_ok=True)
         hidden.write_text("{}")
     assert ids_of(files, str(files / "**")) == ["a.jsonl", "b.jsonl", "sub/c.jsonl"]
-
-
-def test_a_link_that_leads_nowhere_says_where_it_leads(files):
-    (files / "gone.jsonl").symlink_to("moved.jsonl")
-    refused(files, "*.jsonl", words=r"gone\.jsonl: this is a link to moved\.jsonl")
 
 
 def test_each_text_file_is_a_row_of_path_and_text(tmp_path):
