@@ -70,6 +70,7 @@ def resumed(
 ) -> tuple[list[Row], RowReader]:
     """The rows that come when those of ``done`` are finished."""
     source = open_rows(config)
+    source.take_notes()
     source.peek(peek)
     source.remember(config.base / "notes", lambda keys: all(key in done for key in keys))
     return all_of(source), source
@@ -100,9 +101,9 @@ def read_before(tmp_path: Path) -> RowsConfig:
     return config
 
 
-@pytest.mark.parametrize("peek", [0, 100])
-def test_rows_that_still_come_are_the_same_as_without_records(config, peek):
-    resumed(config, (), peek=peek)
+@pytest.mark.parametrize(("peek_before", "peek"), [(0, 0), (300, 0), (0, 100)])
+def test_rows_that_still_come_are_the_same_as_without_records(config, peek_before, peek):
+    resumed(config, (), peek=peek_before)
     rows, warnings = plain(config)
     unfinished = {700, len(rows) - 1}
     done = {row.key for row in rows if row.index not in unfinished}
