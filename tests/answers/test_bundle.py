@@ -263,25 +263,14 @@ def test_errors_in_a_referenced_file_name_that_file(folder, part, message):
     assert failing(base).startswith(f"{base / 'parts/b.json'}{message}")
 
 
-@pytest.mark.parametrize(
-    "reference",
-    [
-        "../secret.json",
-        "sub/../../secret.json",
-        "..%2Fsecret.json",
-        "%2e%2e/secret.json",
-        "/etc/hostname",
-        "file:///etc/hostname",
-        "ftp://127.0.0.1/x",
-        "data:application/json,{}",
-        "C:\\secret.json",
-        "root.json?x",
-        "x\x00.json",
-        "link.json",
-        "away/secret.json",
-        "..",
-    ],
-)
+OUTSIDE = """
+../secret.json sub/../../secret.json ..%2Fsecret.json %2e%2e/secret.json C:\\secret.json ..
+/etc/hostname file:///etc/hostname ftp://127.0.0.1/x data:application/json,{} root.json?x
+x\x00.json link.json away/secret.json
+"""
+
+
+@pytest.mark.parametrize("reference", OUTSIDE.split())
 def test_nothing_outside_the_folder_is_read(folder, tmp_path, reference):
     base = folder({"root.json": {"properties": {"a": {"$ref": reference}}}})
     (tmp_path / "secret.json").write_text("not json: this would be told if it were read")

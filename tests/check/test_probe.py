@@ -67,15 +67,6 @@ def test_every_endpoint_of_a_hostfile_is_asked_in_its_order(tmp_path: Path) -> N
     assert found[0].version == "0.33.0"
 
 
-def test_a_refused_key_is_an_answer(tmp_path: Path) -> None:
-    with FakeServer(api_key="right") as fs:
-        (wrong,) = probe(target_of(tmp_path, f"backend: {fs.url}"))
-        right = f"backend: {{url: {fs.url}, api_key_env: KEY}}"
-        (good,) = probe(target_of(tmp_path, right, {"KEY": "right"}))
-    assert wrong.alive and wrong.failure is not None and wrong.failure.status == 401
-    assert good.failure is None
-
-
 def test_simulated_engines_are_not_started(tmp_path: Path) -> None:
     target = target_of(tmp_path, "backend: sim://?replicas=3&max_model_len=512")
     assert target.planned is not None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from bagent.errors import JobError
-from bagent.job.load import JobRequest, job_for_batch_file, load_job
+from bagent.job.load import JobRequest, is_batch_file, job_for_batch_file, load_job
 
 
 def request_error(request):
@@ -103,6 +105,40 @@ def test_input_and_prompt_are_needed(fault, text, message):
 
 
 BATCH_LINE = '{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {}}\n'
+
+
+LINE_BYTES = BATCH_LINE.encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (LINE_BYTES, True),
+        (b"\xef\xbb\xbf" + LINE_BYTES, True),
+        (LINE_BYTES.replace(b'"body"', b'"bod"'), False),
+        (b'{"id": 1}\n' + LINE_BYTES, False),
+        (b"", True),
+        (b"not JSON\n" + 2 * LINE_BYTES, True),
+        (LINE_BYTES.replace(b'"custom_id"', b'"id"') + LINE_BYTES, True),
+        (b'["custom_id", "method", "url", "body"]', False),
+        (b'{"custom_id": "\\ud800", "method": "POST", "url": "u", "body": {}}', True),
+    ],
+)
+def test_the_first_lines_decide(tmp_path, content, expected):
+    path = tmp_path / "b.jsonl"
+    path.write_bytes(content)
+    assert is_batch_file(path) is expected
+
+
+@pytest.mark.parametrize(
+    ("name", "compress"), [("b.jsonl.gz", gzip.compress), ("b.jsonl.zst", zstandard.compress)]
+)
+def test_compressed_files_are_looked_into(tmp_path, name, compress):
+    (tmp_path / name).write_bytes(compress(LINE_BYTES))
+    assert is_batch_file(tmp_path / name)
+    (tmp_path / name).write_bytes(b"no archive")
+    assert not is_batch_file(tmp_path / name)
+    assert not is_batch_file(tmp_path / "missing")
 
 
 def test_a_batch_file_is_a_job_by_itself(tmp_path):

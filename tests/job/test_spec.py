@@ -1,6 +1,8 @@
-"""The whole job file: keys, defaults, short forms, what excludes what."""
+"""The whole job file: keys and their values, short forms, what excludes what."""
 
 from __future__ import annotations
+
+from operator import attrgetter
 
 import pytest
 
@@ -84,3 +86,86 @@ def test_braces_of_a_command_are_parameters_or_say_that_they_are_not(
 ):
     entry = f"{{name: t, command: {command}, parameters: {parameters}}}"
     assert load(f"{minimal}agent: {{tools: [{entry}]}}\n").agent.tools[0].name == "t"
+
+
+def key(path, value):
+    """A job with the YAML text ``value`` at the dotted ``path``."""
+    *sections, last = path.split(".")
+    lines = ["input: rows.jsonl", "prompt: 'Say {{ text }}'"]
+    for depth, section in enumerate(sections):
+        lines.append(f"{'  ' * depth}{section}:")
+    lines.append(f"{'  ' * len(sections)}{last}: {value}")
+    return "\n".join(lines) + "\n"
+
+
+ACCEPTED = [
+    ("sampling.max_tokens", "0x10", 16),
+    ("sampling.top_p", "1", 1.0),
+    ("sampling.seed", "08", 8),
+    ("sampling.seed", "-9223372036854775808", -(2**63)),
+    ("sampling.stop", "x", ("x",)),
+    ("sampling.stop", "[a, 08, 1e2]", ("a", "08", "1e2")),
+    ("sampling.reasoning_effort", "none", "none"),
+    ("limits.concurrency", "1e2", 100),
+    ("limits.concurrency", "auto", "auto"),
+    ("limits.row", "1h30m", 5400.0),
+    ("limits.row", "none", None),
+    ("limits.row", "5M", 300.0),
+    ("limits.stop_after_failures", "3", 3),
+    ("model", "2024-01-01", "2024-01-01"),
+    ("id", "1.0", "1.0"),
+    ("dedupe", "false", False),
+    ("cluster.walltime", "01:30:00", 5400.0),
+    ("cluster.ports", "[8000, 8005]", (8000, 8005)),
+    ("cluster.modules", "cray-python", ("cray-python",)),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "result"), ACCEPTED)
+def test_a_value_is_read(load, path, value, result):
+    value_found = attrgetter(path)(load(key(path, value)))
+    assert value_found == result
+    assert type(value_found) is type(result)
+
+
+REFUSED = [
+    ("cluster.ports", "9-8", 'expected a range of ports within 1-65535, got the text "9-8"'),
+    ("hostfile", "[a]", "expected a path, got a list"),
+    ("sampling.temperature", "true", "expected a number, got true"),
+    ("sampling.max_tokens", "1_000", 'expected a whole number, got the text "1_000" (write 1000)'),
+    ("sampling.temperature", '"0.1"', 'expected a number, got the text "0.1" (remove the quotes)'),
+    ("sampling.temperature", "1e999", "expected a finite number, got 1e999"),
+    ("sampling.top_p", "0", "must be more than 0, got 0"),
+    ("sampling.max_tokens", "0", "must be at least 1, got 0"),
+    ("sampling.seed", "9223372036854775808", "must be at most 9223372036854775807, got 92"),
+    ("sampling.logprobs", '"true"', 'expected true or false, got the text "true" (did you mean'),
+    ("answers", "1001", "must be at most 1000, got 1001"),
+    ("limits.row", "1:30", "expected a duration like 10s, 5m or 1h30m or none, got the text"),
+    ("limits.row", "0", "must be more than 0, got 0 (none = no limit)"),
+    ("model", "true", "expected text, got true (quote it to make it text)"),
+    ("model", "''", "expected text, got an empty one"),
+    ("stream", "on", 'expected auto, true or false, got the text "on" (write true)'),
+    ("name", "a/b", '"a/b" cannot name a run (no / or '),
+    ("cluster.ports", "70000", "must be at most 65535, got 70000"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "message"), REFUSED)
+def test_a_wrong_value_is_refused_with_key_line_and_value(fault, path, value, message):
+    depth = path.count(".")
+    line = 3 + depth
+    column = 2 * depth + len(path.rpartition(".")[2]) + 3
+    assert fault(key(path, value)).startswith(f"job.yaml:{line}:{column}: {path}: {message}")
+
+
+def test_a_number_that_json_lacks_is_found_in_free_values_at_any_depth(fault):
+    message = "sampling.extra.g[1].a: expected a finite number, got .nan"
+    assert fault(key("sampling.extra.g", "[1, {a: .nan}]")) == f"job.yaml:5:16: {message}"
+
+
+@pytest.mark.parametrize(
+    "blank", ["sampling:", "limits: {timeout: }", "output: ~", "limits: {retries: null}"]
+)
+def test_a_blank_key_or_section_is_its_default(load, minimal, blank):
+    assert load(minimal + blank + "\n").model_dump() == load(minimal).model_dump()
+    assert load(minimal + "limits: {timeout: none}\n").limits.timeout.total is None
