@@ -168,17 +168,17 @@ def test_what_does_not_fit_the_schema_is_invalid_with_words(text):
 
 
 @pytest.mark.parametrize(
-    ("spec", "text", "value"),
+    ("spec", "text", "value", "how"),
     [
-        ({"type": "integer"}, "42", 42),
-        ({"type": "boolean"}, " true\n", True),
-        ({"type": "null"}, "null", None),
-        ({"type": "array"}, "Here: [1, 2]", [1, 2]),
+        ({"type": "integer"}, "42", 42, "plain"),
+        ({"type": "boolean"}, "```json\ntrue\n```", True, "fence"),
+        ({"type": "null"}, "<think>x</think>null", None, "think"),
+        ({"type": "array"}, "Here: [1, 2]", [1, 2], "prose"),
     ],
 )
-def test_schemas_for_other_than_objects(spec, text, value):
+def test_schemas_for_other_than_objects(spec, text, value, how):
     verdict = evaluate(Reply(text, "stop"), OutputSchema.load(spec, base=Path()))
-    assert verdict.status == "ok" and verdict.value == value
+    assert (verdict.status, verdict.value, verdict.how) == ("ok", value, how)
     assert json.loads(bytes(verdict.output)) == value
 
 
@@ -189,6 +189,7 @@ def test_lone_surrogates_are_stored_as_visible_text(text):
     assert bytes(verdict.output).decode() == '["x\\\\ud800"]'
     assert verdict.value == ["x\\ud800"]
     assert verdict.reasoning == "r\\udc00"
+    assert evaluate(Reply("x\ud800", "stop"), None).text == "x\\ud800"
     assert "\\ud800" in verdict.text
     msgspec.json.encode(verdict)
 

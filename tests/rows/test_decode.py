@@ -37,3 +37,9 @@ def test_batch_rows_are_recognised():
         assert not is_batch_row({key: value for key, value in row.items() if key != name})
     assert not is_batch_row({**row, "body": "text"})
     assert not is_batch_row({**row, "custom_id": 1})
+
+
+def test_lone_surrogates_stay_in_values_and_become_visible_in_names():
+    raw = rb'{"a":"x\ud800y","\udc00":["\uDFFF",{"b":"\ud83d\ude00"}]}'
+    data = decode_line(raw)
+    assert data == {"a": "x\ud800y", "\\udc00": ["\udfff", {"b": "\U0001f600"}]}
