@@ -16,7 +16,6 @@ from bagent.backends.http.client import Transport
 from bagent.backends.openai.models import fetch_models
 from bagent.types import Failure
 from support.backend_calls import backend, endpoint
-from support.fake_server import FakeServer
 from support.http_servers import serve_app
 from support.routes_server import Routes, models, routes_server
 
@@ -113,12 +112,6 @@ def test_broken_routes_leave_their_field_unknown(bad: Any) -> None:
     )
     found = learn({**broken, "GET /v1/models": models("m", "x")}, missing=500)
     assert fields(found, "models version engine tokenize") == (("m",), None, "unknown", None)
-
-
-def test_a_refused_model_list_is_a_failure() -> None:
-    with FakeServer(models_status=503) as fs:
-        found = asyncio.run(_learn(fs.url))
-    assert (found.kind, found.status) == ("overloaded", 503)
 
 
 async def test_routes_that_never_answer_do_not_hold_the_rest() -> None:

@@ -27,37 +27,6 @@ def load(text: str | bytes, model: str | None = None) -> EngineLoad:
     return found
 
 
-def test_a_vllm_server_with_four_places_and_twelve_requests() -> None:
-    assert load(VLLM, "tiny") == EngineLoad(
-        at=5.0,
-        running=4,
-        waiting=8,
-        kv_usage=0.0002441443503471419,
-        preemptions=0,
-        cache_hits=512,
-        cache_queries=765,
-        prompt_tokens=765,
-        generation_tokens=471,
-        engine="vllm",
-        deferred=0,
-    )
-
-
-def test_a_dynamo_frontend_whose_two_workers_have_three_places_each() -> None:
-    assert load(DYNAMO, "tiny") == EngineLoad(
-        at=5.0,
-        running=6,
-        waiting=6,
-        kv_usage=4 / 16384,
-        cache_hits=0,
-        cache_queries=765,
-        prompt_tokens=765,
-        generation_tokens=541,
-        engine="dynamo",
-        capacity=6,
-    )
-
-
 SGLANG = """
 # TYPE sglang:num_running_reqs gauge
 sglang:num_running_reqs{model_name="m",tp_rank="0",priority=""} 5.0
@@ -75,19 +44,23 @@ sglang:generation_tokens_total{model_name="m"} 7.557572e+06
 """
 
 
-def test_an_sglang_server_with_priorities() -> None:
-    assert load(SGLANG) == EngineLoad(
-        at=5.0,
-        running=5,
-        waiting=6,
-        kv_usage=0.28,
-        preemptions=4,
-        cache_hits=3_000_000,
-        cache_queries=8_128_902,
-        prompt_tokens=8_128_902,
-        generation_tokens=7_557_572,
-        engine="sglang",
-    )
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (VLLM, EngineLoad(at=5.0, engine="vllm", running=4, waiting=8, deferred=0, preemptions=0,
+                          kv_usage=0.0002441443503471419, cache_hits=512, cache_queries=765,
+                          prompt_tokens=765, generation_tokens=471)),
+        (DYNAMO, EngineLoad(at=5.0, engine="dynamo", running=6, waiting=6, capacity=6,
+                            kv_usage=4 / 16384, cache_hits=0, cache_queries=765,
+                            prompt_tokens=765, generation_tokens=541)),
+        (SGLANG, EngineLoad(at=5.0, engine="sglang", running=5, waiting=6, preemptions=4,
+                            kv_usage=0.28, cache_hits=3_000_000, cache_queries=8_128_902,
+                            prompt_tokens=8_128_902, generation_tokens=7_557_572)),
+    ],
+    ids=["vLLM with four places", "Dynamo with two workers", "SGLang with priorities"],
+)  # fmt: skip
+def test_the_load_of_an_engine_is_read(text: str | bytes, expected: EngineLoad) -> None:
+    assert load(text, "tiny" if text != SGLANG else None) == expected
 
 
 TWO_MODELS = r"""

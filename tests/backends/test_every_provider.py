@@ -12,7 +12,6 @@ from bagent.answers.evaluate import evaluate
 from bagent.backend_kinds import TRAITS, WAIT, BackendKind
 from bagent.backends.base import Timeouts
 from bagent.backends.bedrock.backend import BedrockConfig
-from bagent.backends.endpoint import Capabilities
 from bagent.backends.http.client import Transport
 from bagent.backends.keys import KeySource
 from bagent.backends.messages import assistant_message
@@ -308,17 +307,6 @@ async def test_a_401_of_an_endpoint_with_its_own_key_renews_no_other(provider: P
         await backend.close()
     assert isinstance(exchange.results[0], Failure)
     assert not exchange.new_key
-
-
-@every_engine
-async def test_a_probe_tells_that_the_endpoint_is_there(provider: Provider) -> None:
-    async with serve(provider.wire(), ModelAnswer()) as server:
-        backend = provider.backend(server.url)
-        found = await backend.probe(provider.endpoint(server.url), 5.0)
-        await backend.close()
-    assert isinstance(found, Capabilities)
-    assert server.bodies == []
-    assert found.models == (() if provider.kind == "bedrock" else ("m-1",))
 
 
 def test_a_conversation_that_another_server_held_goes_on(provider: Provider) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 
@@ -18,12 +15,6 @@ from support.tls import site_authority
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
 
 BODY = b'{"model": "m", "messages": [{"role": "user", "content": "id=r1"}], "max_tokens": 8}'
-
-ASK = """
-import sys
-from support.backend_calls import ask
-print(ask(sys.argv[1]).results[0])
-"""
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +44,6 @@ async def test_a_kept_connection_with_tls_tells_how_long_it_was_idle(secure, sit
     assert all(0 < idle < 60 for idle in seen[1:])
 
 
-@pytest.mark.process("environment")
-def test_a_ca_file_of_the_environment_is_trusted(secure, site):
-    env = {**os.environ, "SSL_CERT_FILE": str(site.ca_file)}
-    env["PYTHONPATH"] = os.pathsep.join(sys.path)
-    command = [sys.executable, "-c", ASK, secure.url]
-    assert subprocess.check_output(command, env=env, timeout=60).startswith(b"Reply(")
-
-
 def test_an_unknown_authority_is_a_lasting_failure_that_says_what_to_do(secure):
     found = failure(ask(secure.url))
     assert (found.kind, found.passing) == ("connect", False)
@@ -76,17 +59,6 @@ def test_a_certificate_for_another_host_is_not_trusted(secure, site):
     found = failure(ask(endpoint(url, ca_file=str(site.ca_file))))
     assert (found.kind, found.passing) == ("connect", False)
     assert "localhost" in found.message
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [("missing.pem", "No such file or directory"), ("empty.pem", "no certificates in it")],
-)
-def test_a_ca_file_that_cannot_be_read_is_named(secure, tmp_path, name, words):
-    (tmp_path / "empty.pem").write_text("nothing here\n")
-    found = failure(ask(endpoint(secure.url, ca_file=str(tmp_path / name))))
-    assert (found.kind, found.passing) == ("connect", False)
-    assert f"ca_file {tmp_path / name}: {words}" in found.message
 
 
 def test_https_to_a_server_that_speaks_http_says_so(fs):

@@ -12,7 +12,7 @@ from bagent.backends.request import Request
 from bagent.backends.wrappers import KeyRotatingBackend
 from bagent.money.gpu_time import GpuTimeBackend
 from bagent.types import Reply
-from support.backend_calls import QUICK, backend, endpoint, failure, reply, request
+from support.backend_calls import PLAIN, QUICK, backend, endpoint, failure, reply, request
 from support.replies import close, ok, status
 
 
@@ -77,6 +77,22 @@ async def test_a_call_that_is_cancelled_after_its_end_leaves_the_connection_to_o
         reply(sent.exchange())
         assert reply(await send_now(of, to, request("r2"))).text == "good"
     assert fs.connections == 1
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        request(stream=True),
+        request(returning=1),
+        request(settings=msgspec.structs.replace(PLAIN, schema_excludes_tools=True)),
+    ],
+    ids=["streamed", "returning from tools", "a schema beside tools"],
+)
+async def test_a_call_with_optional_features_has_a_task(fs, call):
+    to = endpoint(fs.url)
+    async with backend() as of:
+        await of.send(to, [request()], QUICK)
+        assert await send_now(of, to, call) is None
 
 
 async def test_a_key_that_was_refused_is_renewed_before_the_call_is_sent_again(fs):

@@ -68,6 +68,7 @@ def test_only_known_routes_reach_an_endpoint(tmp_path, path, expected):
         ({"Origin": "http://localhost:3000"}, True),
         ({"Host": "rebound.attacker.example"}, False),
         ({"Host": "localhost@attacker.example"}, False),
+        ({"Host": "attacker.example@localhost"}, False),
         ({"Host": "0.0.0.0:8080"}, False),
         ({"Host": ""}, False),
         ({"Origin": "http://127.0.0.1.attacker.example"}, False),
