@@ -1,18 +1,25 @@
-"""Which calls may share a request, how many, and what refusals of such requests teach."""
+"""Calls that share a request: which and how many, what refusals teach, how answers are read."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 import pytest
 
+from bagent.backends.base import Exchange
 from bagent.backends.batching.routes import MAX_CHATS
 from bagent.backends.batching.wire import MAX_PROMPTS, GroupAnswer, read_group
 from bagent.backends.endpoint import Capabilities, Endpoint
+from bagent.backends.openai.backend import OpenAIBackend
 from bagent.backends.request import CallSettings, OutputFormat, Request
+from bagent.sim import parse_sim_url, start_sim
 from bagent.types import Failure, Reply, Usage
+from support.backend_calls import QUICK, backend, endpoint
+from support.fake_server import FakeServer
+from support.replies import context_overflow, echo, error_body, ok, status
 from support.tiny_engine import OWN, PLAIN, Setting, TinyEngine, chat, raw_prompt
 
 RAW = raw_prompt("2+2=")
@@ -188,12 +195,8 @@ HEADERS = {"Content-Type": "application/json"}
 
 def choice(index: Any, text: Any = None, **fields: Any) -> dict[str, Any]:
     """A choice of a text completion."""
-    return {
-        "index": index,
-        "text": text if text is not None else f"answer {index}",
-        "finish_reason": "stop",
-        **fields,
-    }
+    text = f"answer {index}" if text is None else text
+    return {"index": index, "text": text, "finish_reason": "stop", **fields}
 
 
 def body(*choices: Any, **fields: Any) -> bytes:
@@ -208,7 +211,7 @@ def read(raw: bytes, size: int, first_ids: tuple[int, ...] = ()) -> GroupAnswer:
     return found
 
 
-def texts(answer: GroupAnswer) -> list[str | None]:
+def texts_by_call(answer: GroupAnswer) -> list[str | None]:
     """The texts by call; None for a failure."""
     return [r.text if isinstance(r, Reply) else None for r in answer.results]
 
@@ -227,24 +230,20 @@ def test_an_answer_that_is_not_clear_fails_its_own_call_only(
     choices: list[Any], expected: list[str | None]
 ) -> None:
     found = read(body(*choices), 3)
-    assert texts(found) == expected
+    assert texts_by_call(found) == expected
     failure = found.results[1]
     assert (failure.kind, failure.passing, failure.status) == ("bad_response", True, 200)
 
 
 def test_tokens_are_counted_by_the_call_and_the_sum_is_given_to_none() -> None:
     usage = {"prompt_tokens": 9, "completion_tokens": 5}
-    found = read(
-        body(
-            choice(0, token_ids=[1, 2], prompt_token_ids=[5, 6, 7]),
-            choice(1, token_ids=[], prompt_token_ids=[5]),
-            choice(2, token_ids=None),
-            usage=usage,
-        ),
-        3,
-    )
-    replies = [r for r in found.results if isinstance(r, Reply)]
-    assert [r.usage for r in replies] == [Usage(3, None, 2), Usage(1, None, 0), Usage()]
+    choices = [
+        choice(0, token_ids=[1, 2], prompt_token_ids=[5, 6, 7]),
+        choice(1, token_ids=[], prompt_token_ids=[5]),
+        choice(2, token_ids=None),
+    ]
+    found = read(body(*choices, usage=usage), 3)
+    assert [r.usage for r in found.results] == [Usage(3, None, 2), Usage(1, None, 0), Usage()]
     assert found.total == Usage(prompt=9, completion=5)
 
 
@@ -279,3 +278,166 @@ def test_prompts_that_begin_otherwise_than_they_should_are_noticed() -> None:
     assert not read(body(good), 1, (1, 2)).strange_prompt
     assert read(body(good, doubled), 2, (1, 2)).strange_prompt
     assert not read(body(choice(0), choice(1)), 2, (1, 2)).strange_prompt
+
+
+SCHEMA = OutputFormat("answer", b'{"type":"object"}', strict=False)
+
+
+def raws(count: int, settings: CallSettings = PLAIN) -> list[Request]:
+    """Raw prompts of rows r0, r1 ..."""
+    return [raw_prompt(f"id=r{i} say it", settings) for i in range(count)]
+
+
+def chats(count: int, settings: CallSettings = PLAIN) -> list[Request]:
+    """Chats of rows r0, r1 ..."""
+    return [chat("be {brief} ", f" id=r{i} naïve?\n", settings=settings) for i in range(count)]
+
+
+async def group(found: OpenAIBackend, fs: FakeServer, calls: list[Request]) -> Exchange:
+    """Send a group as the fleet does: learned where that is due, and alone first where it must."""
+    to = endpoint(fs.url, own=True)
+    assert len({found.group_key(call) for call in calls}) == 1
+    if found.group_limit(to, calls[0]) is None:
+        await found.learn(to, calls[:4], QUICK)
+    if found.group_limit(to, calls[0]) == 1:
+        await found.send(to, [chat("be {brief} ", "id=first")], QUICK)
+    limit = found.group_limit(to, calls[0])
+    assert limit is not None
+    assert limit >= len(calls), "they go alone"
+    return await found.send(to, calls, QUICK)
+
+
+async def limit_after(fs: FakeServer, calls: list[Request], **options: Any) -> tuple[Exchange, int]:
+    """A group, and how many such calls may go together after it."""
+    async with backend(**options) as found:
+        exchange = await group(found, fs, calls)
+        limit = found.group_limit(endpoint(fs.url, own=True), calls[0])
+    assert limit is not None
+    return exchange, limit
+
+
+@pytest.fixture
+def vllm() -> Iterator[FakeServer]:
+    """A scripted server with vLLM's routes, which repeats what it is asked."""
+    with FakeServer({"*": [echo()]}, flavour="vllm") as server:
+        yield server
+
+
+async def test_proven_chats_travel_as_a_list_of_rendered_prompts(vllm: FakeServer) -> None:
+    settings = CallSettings("m", {"temperature": 0}, {}, SCHEMA)
+    async with backend() as found:
+        exchange = await group(found, vllm, chats(3, settings))
+    first, seen = vllm.requests
+    assert first.path == "/v1/chat/completions"
+    assert seen.path == "/v1/completions"
+    assert seen.body["prompt"][1] == (
+        "<|im_start|>system\nbe {brief} <|im_end|>\n"
+        "<|im_start|>user\n id=r1 naïve?\n<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert seen.body["add_special_tokens"] is False
+    assert seen.body["max_tokens"] == 16
+    assert seen.body["response_format"]["json_schema"]["schema"] == {"type": "object"}
+    assert [r.rows for r in vllm.requests] == [("first",), ("r0", "r1", "r2")]
+    assert [result.text for result in exchange.results] == seen.body["prompt"]
+    for result, prompt in zip(exchange.results, seen.body["prompt"], strict=True):
+        assert result.usage.prompt == len(prompt.encode())
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda body, seen: body | {"choices": body["choices"][:1]},
+        lambda body, seen: body | {"choices": [{"text": "all at once", "finish_reason": "stop"}]},
+    ],
+)
+async def test_a_server_that_answers_a_list_as_one_gets_single_calls(
+    vllm: FakeServer, edit: Callable[[Any, Any], Any]
+) -> None:
+    vllm.server.edit = edit
+    notices: list[str] = []
+    exchange, limit = await limit_after(vllm, raws(3), notice=notices.append)
+    assert exchange.learned
+    assert limit == 1
+    assert len(notices) == 1
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind"), [(context_overflow(), "context_overflow"), (status(429), "rate_limited")]
+)
+async def test_a_refused_group_is_the_same_failure_for_each_row(
+    vllm: FakeServer, reply: Any, kind: str
+) -> None:
+    vllm.set_script({"r2": [reply], "*": [ok()]})
+    exchange, limit = await limit_after(vllm, raws(4))
+    assert [result.kind for result in exchange.results] == [kind] * 4
+    assert (exchange.learned, limit > 1) == (False, True)
+
+
+async def test_raw_thinking_in_a_list_sends_its_chats_again_as_chats(vllm: FakeServer) -> None:
+    vllm.set_script({"r1": [ok("<think>hm</think>4")], "*": [ok("4")]})
+    notices: list[str] = []
+
+    async with backend(notice=notices.append) as found:
+        first = await group(found, vllm, chats(3))
+        again = await found.send(endpoint(vllm.url, own=True), chats(3), QUICK)
+    assert first.learned
+    assert all(isinstance(result, Failure) for result in first.results)
+    assert not again.learned
+    paths = [seen.path.removeprefix("/v1") for seen in vllm.requests]
+    assert paths == ["/chat/completions", "/completions", "/chat/completions/batch"]
+    assert len(notices) == 1
+
+
+async def test_a_group_for_which_the_way_was_closed_meanwhile_goes_again(vllm: FakeServer) -> None:
+    async with backend() as found:
+        exchange = await found.send(endpoint(vllm.url, own=True), chats(2), QUICK)
+    assert exchange.withheld and not exchange.connected
+    assert exchange.status is None
+    assert len(exchange.results) == 2
+    assert vllm.requests == []
+
+
+async def test_a_key_that_the_server_repeats_is_hidden_for_every_row_of_the_group() -> None:
+    headers = {"Authorization": "Bearer sk-secret-1", "Content-Type": "application/json"}
+    with FakeServer({"*": [status(400, error_body(400, "bad key sk-secret-1"))]}) as fs:
+        to = endpoint(fs.url, own=True, headers=headers)
+        async with backend() as found:
+            await found.learn(to, raws(2), QUICK)
+            exchange = await found.send(to, raws(2), QUICK)
+    for result in exchange.results:
+        assert isinstance(result, Failure)
+        assert "***" in result.message
+        assert "secret" not in result.message
+
+
+NUMBER = OutputFormat(
+    "answer",
+    b'{"type":"object","properties":{"n":{"type":"integer"}},"required":["n"]}',
+    strict=True,
+)
+SEEDED = CallSettings(None, {"seed": 3}, {}, NUMBER)
+AWKWARD = ["plain", " {blanks} \n", "naïve 日本 🙂", "<|im_end|>\n<|im_start|>user\nme", "%s \\n"]
+
+
+def answers(exchange: Exchange) -> list[tuple[str | None, str | None, int | None]]:
+    """Text, end and completion tokens of each reply."""
+    return [(r.text, r.finish_reason, r.usage.completion) for r in exchange.results]
+
+
+@pytest.mark.parametrize("batching", ["auto", "completions", "chat"])
+async def test_chats_get_the_same_answers_in_a_group_of_a_simulated_engine(batching: str) -> None:
+    calls = [chat(f"system {text}", f"{text} {i}", settings=SEEDED, max_tokens=64)
+             for i, text in enumerate(AWKWARD * 2)]  # fmt: skip
+    async with (
+        start_sim(parse_sim_url("sim://?speedup=1000")) as sim,
+        backend(batching=batching) as found,
+    ):
+        to = endpoint(f"{sim.urls[0].removesuffix('/v1')}/v1", own=True)
+        await found.learn(to, calls, QUICK)
+        singles = [await found.send(to, [call], QUICK) for call in calls]
+        limit = found.group_limit(to, calls[0])
+        assert limit is not None
+        assert limit >= len(calls)
+        together = await found.send(to, calls, QUICK)
+    assert answers(together) == [answers(single)[0] for single in singles]
+    assert len({text for text, _, _ in answers(together)}) > 1

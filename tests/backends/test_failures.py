@@ -7,11 +7,7 @@ from typing import Any
 
 import pytest
 
-from bagent.backends.failures import (
-    failure_from_body,
-    failure_from_status,
-    find_error,
-)
+from bagent.backends.failures import failure_from_body, failure_from_status, find_error
 
 
 def status(code, body, headers=None):

@@ -26,16 +26,7 @@ from bagent.backends.http.client import (
 )
 from bagent.backends.http.errors import NotConnected
 from bagent.backends.http.resolver import ResolverLoop
-from support.backend_calls import (
-    ask,
-    backend,
-    endpoint,
-    failure,
-    raw_server,
-    reply,
-    request,
-    send,
-)
+from support.backend_calls import ask, backend, endpoint, failure, raw_server, reply, request, send
 from support.jumping_loop import run_shifted, skip, stop_clock
 from support.replies import close
 

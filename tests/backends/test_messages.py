@@ -7,12 +7,7 @@ import re
 
 import pytest
 
-from bagent.backends.messages import (
-    TextPart,
-    ToolResultPart,
-    ToolUse,
-    read_conversation,
-)
+from bagent.backends.messages import TextPart, ToolResultPart, ToolUse, read_conversation
 from bagent.types import Message
 
 

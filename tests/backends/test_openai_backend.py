@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from bagent.backends.endpoint import Capabilities
+from bagent.backends.openai.chat import BodyWriter
 from bagent.backends.openai.models import read_models
-from bagent.backends.request import CallSettings
-from support.backend_calls import (
-    PLAIN,
-    QUICK,
-    ask,
-    backend,
-    endpoint,
-    failure,
-    reply,
-    request,
-)
+from bagent.backends.request import CallSettings, OutputFormat, Request, encode_payload
+from support.backend_calls import PLAIN, QUICK, ask, backend, endpoint, failure, reply, request
 from support.fake_server import FakeServer
-from support.replies import (
-    delta,
-    raw,
-    status,
-    wire,
-)
+from support.replies import delta, raw, status, wire
 
 
 def test_a_plain_call_sends_exactly_its_bytes(fs):
@@ -58,12 +46,6 @@ async def test_the_model_is_the_settings_else_the_endpoints_tag_else_what_a_prob
     assert models == [None, "tagged", "m", "fake-model"]
 
 
-def test_a_compressed_answer_that_is_broken_is_a_passing_failure(fs):
-    fs.set_script({"r1": [raw(b"{}", headers={"Content-Encoding": "gzip"})]})
-    found = failure(ask(fs.url))
-    assert (found.kind, found.passing) == ("bad_response", True)
-
-
 @pytest.mark.parametrize(
     ("charset", "text", "stream"),
     [
@@ -81,29 +63,25 @@ def test_an_answer_is_decoded_by_the_charset_that_it_names(fs, charset, text, st
     assert reply(ask(fs.url, request(stream=stream))).text == text
 
 
-@pytest.mark.parametrize(("code", "stream"), [(200, False), (204, True)])
-def test_a_good_status_without_a_body_is_named(fs, code, stream):
-    fs.set_script({"r1": [raw("", "text/plain", status=code)]})
-    found = failure(ask(fs.url, request(stream=stream)))
-    assert (found.kind, found.passing, found.status) == ("bad_response", True, code)
-    assert found.message == f"HTTP {code} without a body"
-
-
-def test_a_redirect_is_not_followed(fs):
-    fs.set_script({"r1": [status(308, headers={"Location": f"{fs.url}/elsewhere"})]})
-    found = failure(ask(fs.url))
-    assert (found.kind, found.passing, found.status) == ("rejected", False, 308)
-    assert f"{fs.url}/elsewhere" in found.message
-    assert len(fs.requests) + len(fs.probes) == 1
-
-
-@pytest.mark.parametrize("content", [b"SSH-2.0-OpenSSH_9.2\r\n", b"\x15\x03\x01\x00\x02\x02\x28"])
-def test_a_server_that_speaks_no_http_is_a_passing_failure(fs, content):
-    fs.set_script({"r1": [wire(content)]})
-    found = failure(ask(endpoint(fs.url, query={"key": "s3cret"})))
-    assert (found.kind, found.passing) == ("bad_response", True)
-    assert "no HTTP from here" in found.message
+@pytest.mark.parametrize(
+    ("answer", "stream", "kind", "words"),
+    [
+        (raw("", "text/plain", status=200), False, "bad_response", "HTTP 200 without a body"),
+        (raw("", "text/plain", status=204), True, "bad_response", "HTTP 204 without a body"),
+        (raw(b"{}", headers={"Content-Encoding": "gzip"}), False, "bad_response", "here"),
+        (wire(b"SSH-2.0-OpenSSH_9.2\r\n"), False, "bad_response", "no HTTP from here"),
+        (wire(b"\x15\x03\x01\x00\x02\x02\x28"), False, "bad_response", "no HTTP from here"),
+        # a redirect is not followed
+        (status(308, headers={"Location": "http://x/y"}), False, "rejected", "to http://x/y"),
+    ],
+)
+def test_what_is_no_answer_is_a_failure_that_says_so(fs, answer, stream, kind, words):
+    fs.set_script({"r1": [answer]})
+    found = failure(ask(endpoint(fs.url, query={"key": "s3cret"}), request(stream=stream)))
+    assert (found.kind, found.passing) == (kind, kind == "bad_response")
+    assert words in found.message
     assert "s3cret" not in found.message
+    assert len(fs.requests) + len(fs.probes) == 1
 
 
 WHOLE = b'{"choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}]}'
@@ -142,3 +120,98 @@ def test_an_answer_of_the_other_form_or_called_otherwise_is_taken(fs, body, cont
 )  # fmt: skip
 def test_any_list_of_models_is_read(body, found):
     assert read_models(body) == found
+
+
+CHAT = [{"role": "user", "content": "hé"}]
+
+
+def chat(settings=PLAIN, **fields):
+    return Request(settings, encode_payload(CHAT), messages=CHAT, **fields)
+
+
+def test_every_setting_has_its_place():
+    settings = CallSettings(
+        model="m",
+        sampling={"temperature": 0, "seed": 7},
+        extra={"top_k": 5},
+        output=OutputFormat("answer", b'{"type":"object"}', strict=True),
+        tools=[{"type": "function"}],
+    )
+    body = BodyWriter("m").body(chat(settings, max_tokens=9, stream=True))
+    assert (
+        body
+        == (
+            '{"model":"m","temperature":0,"seed":7,"tools":[{"type":"function"}],'
+            '"response_format":{"type":"json_schema","json_schema":{"name":"answer",'
+            '"schema":{"type":"object"},"strict":true}},"top_k":5,'
+            '"messages":[{"role":"user","content":"hé"}],"max_tokens":9,'
+            '"stream":true,"stream_options":{"include_usage":true}}'
+        ).encode()
+    )
+
+
+def test_a_seed_of_the_request_stands_in_for_the_settings_seed():
+    writer = BodyWriter("m")
+    settings = CallSettings(model="m", sampling={"seed": 1}, extra={})
+    seeds = [json.loads(writer.body(chat(settings, seed=seed)))["seed"] for seed in (None, 5, None)]
+    assert seeds == [1, 5, 1]
+
+
+def test_a_limit_that_the_user_put_among_the_extras_is_the_only_one():
+    settings = CallSettings(model="m", sampling={}, extra={"max_completion_tokens": 3})
+    body = BodyWriter("m").body(chat(settings, max_tokens=9))
+    assert body.count(b"max_") == 1
+    assert json.loads(body)["max_completion_tokens"] == 3
+
+
+def test_a_body_of_the_users_own_goes_out_as_it_is_but_never_streams():
+    own = {"model": "theirs", "messages": [], "stream": True, "stream_options": {}, "top_k": 3}
+    sent = Request(PLAIN, b"", body=own)
+    assert json.loads(BodyWriter("").body(sent)) == {"model": "theirs", "messages": [], "top_k": 3}
+    assert json.loads(BodyWriter("m").body(sent))["model"] == "m"
+    assert own["stream"] is True
+
+
+def test_a_body_of_the_users_own_names_its_limit_as_the_model_wants():
+    writer = BodyWriter("", completion_limit="max_completion_tokens")
+    renamed = writer.body(Request(PLAIN, b"", body={"max_tokens": 5}))
+    kept = writer.body(Request(PLAIN, b"", body={"max_completion_tokens": 5}))
+    assert json.loads(renamed) == json.loads(kept) == {"max_completion_tokens": 5}
+
+
+BASE = CallSettings(
+    model="m",
+    sampling={"temperature": 0, "seed": 1},
+    extra={"top_k": 5},
+    output=OutputFormat("answer", b'{"type":"object"}', strict=True),
+    tools=[{"type": "function", "function": {"name": "f"}}],
+    max_tokens=100,
+)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": "other"},
+        {"sampling": {"temperature": 1, "seed": 1}},
+        {"extra": {"top_k": "5"}},
+        {"output": OutputFormat("other", b'{"type":"object"}', strict=True)},
+        {"output": OutputFormat("answer", b'{"type":"array"}', strict=True)},
+        {"output": OutputFormat("answer", b'{"type":"object"}', strict=False)},
+        {"max_tokens": None},
+    ],
+)
+def test_fingerprints_differ_where_answers_may(change):
+    assert msgspec.structs.replace(BASE, **change).fingerprint() != BASE.fingerprint()
+
+
+def test_a_fingerprint_takes_any_text():
+    settings = CallSettings(model="m", sampling={"stop": ["\ud800"]}, extra={})
+    assert len(settings.fingerprint()) == 32
+
+
+def test_a_lone_surrogate_is_sent_as_the_replacement_character():
+    value = [{"k\ud800": ["v\udfff", "\ud83d\ude00", 1, None, 1.5, True]}]
+    assert json.loads(encode_payload(value).decode()) == [
+        {"k\ufffd": ["v\ufffd", "\U0001f600", 1, None, 1.5, True]}
+    ]

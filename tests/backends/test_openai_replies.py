@@ -6,11 +6,7 @@ import json
 
 import pytest
 
-from bagent.backends.openai.chat import (
-    read_plain_reply,
-    read_reply,
-    reply_from_choice,
-)
+from bagent.backends.openai.chat import read_plain_reply, read_reply, reply_from_choice
 from bagent.backends.openai.stream import StreamReader
 from bagent.types import Reply, ToolCall, Usage
 

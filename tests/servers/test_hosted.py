@@ -11,6 +11,7 @@ import pytest
 from support.cli import Completed
 from support.jobs import results, write_job
 from support.provider_bedrock import BedrockWire
+from support.provider_calls import SECRET
 from support.provider_protocols import (
     AnthropicWire,
     DynamoWire,
@@ -18,24 +19,14 @@ from support.provider_protocols import (
     OpenAIWire,
     SglangWire,
     VllmWire,
-    Wire,
 )
 from support.provider_server import Fault, serve_in_thread
 
 pytestmark = pytest.mark.slow  # each test is a run on every provider
 
 Bagent = Callable[..., Completed]
-SECRET = "key-5up3rs3cret"
-KINDS: dict[str, Callable[[], Wire]] = {
-    "openai": OpenAIWire,
-    "anthropic": AnthropicWire,
-    "bedrock": BedrockWire,
-}
-ENGINES: dict[str, Callable[[], Wire]] = {
-    "vllm": VllmWire,
-    "sglang": SglangWire,
-    "dynamo": DynamoWire,
-}
+KINDS = {"openai": OpenAIWire, "anthropic": AnthropicWire, "bedrock": BedrockWire}
+ENGINES = {"vllm": VllmWire, "sglang": SglangWire, "dynamo": DynamoWire}
 RUN = ["run", "job.yaml", "--progress", "plain"]
 
 
