@@ -1,4 +1,4 @@
-"""The OpenAI-compatible backend against servers on 127.0.0.1: requests, answers, probes."""
+"""The OpenAI-compatible backend: bodies that it sends, answers and lists of models."""
 
 from __future__ import annotations
 

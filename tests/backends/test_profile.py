@@ -1,4 +1,4 @@
-"""What refusals teach, in the words of many servers."""
+"""What an endpoint teaches: refusals in the words of many servers, and optional features."""
 
 from __future__ import annotations
 

@@ -114,17 +114,6 @@ def test_a_budget_is_kept_and_the_same_command_goes_on(
     assert all(row["status"] == "ok" for row in results(job_dir))
 
 
-def test_spent_money_ends_the_run_for_a_person_to_act(
-    kind: str, job_dir: Path, bagent: Bagent
-) -> None:
-    with serve_in_thread(KINDS[kind](), ModelAnswer(), Fault("no_money")) as server:
-        limits = {"concurrency": 2}
-        write_job(job_dir, "x", 40, backend=backend(kind, server.url), model="m-1", limits=limits)
-        done = bagent(RUN, env={"MY_KEY": SECRET})
-    assert done.code == 76, done.err
-    assert len(server.bodies) < 20
-
-
 def test_a_key_command_is_asked_again_when_a_key_expires(job_dir: Path, bagent: Bagent) -> None:
     command = job_dir / "key.sh"
     command.write_text("#!/bin/sh\ncat key.txt\nprintf key-new-1234 > key.txt\n")
