@@ -19,22 +19,21 @@ from support.backend_calls import backend, endpoint
 from support.http_servers import serve_app
 from support.routes_server import Routes, models, routes_server
 
+GENERATES = dict.fromkeys(
+    ("POST /tokenize", "POST /v1/completions", "POST /v1/chat/completions"), 200
+)
 VLLM: Routes = {
+    **GENERATES,
     "GET /v1/models": models("m", "vllm", max_model_len=4096),
     "GET /version": {"version": "0.33.0"},
     "GET /metrics": 'vllm:num_requests_running{engine="0"} 1\n',
     "GET /load": {"server_load": 0},
-    "POST /tokenize": 200,
-    "POST /v1/completions": 200,
-    "POST /v1/chat/completions": 200,
     "POST /v1/chat/completions/batch": 200,
 }
 SGLANG: Routes = {
+    **GENERATES,
     "GET /v1/models": models("m", "sglang", max_model_len=8192),
     "GET /server_info": {"version": "0.5.23"},
-    "POST /tokenize": 200,
-    "POST /v1/completions": 200,
-    "POST /v1/chat/completions": 200,
 }
 DYNAMO: Routes = {
     "GET /v1/models": models("m", "nvidia", context_window=0),
@@ -51,25 +50,18 @@ LLAMA: Routes = {
 }
 
 
-async def _learn(url: str, seconds: float = 60.0) -> Capabilities | Failure:
+async def learn_from(url: str, seconds: float = 60.0) -> Capabilities:
     transport = Transport()
-    try:
-        found = await fetch_models(transport, endpoint(url, own=True), 60.0)
-        if isinstance(found, Failure):
-            return found
-        return (await detect_capabilities(transport, endpoint(url), found, seconds)).capabilities
-    finally:
-        await transport.close()
-
-
-def learn(routes: Routes, missing: int = 404) -> Capabilities:
-    async def run() -> Capabilities | Failure:
-        async with routes_server(routes, missing) as (url, _):
-            return await _learn(url)
-
-    found = asyncio.run(run())
+    found = await fetch_models(transport, endpoint(url, own=True), 60.0)
     assert isinstance(found, Capabilities), found
-    return found
+    result = await detect_capabilities(transport, endpoint(url), found, seconds)
+    await transport.close()
+    return result.capabilities
+
+
+async def learn(routes: Routes, missing: int = 404) -> Capabilities:
+    async with routes_server(routes, missing) as (url, _):
+        return await learn_from(url)
 
 
 def fields(found: Capabilities, names: str) -> tuple[Any, ...]:
@@ -91,26 +83,26 @@ CAN = "tokenize lists chat_batch metrics load"
     ],
     ids=["vllm", "vllm by its metrics", "sglang", "dynamo", "llama.cpp"],
 )  # fmt: skip
-def test_each_engine_is_known_by_its_routes(
+async def test_each_engine_is_known_by_its_routes(
     routes: Routes, engine: str, version: str, context: int | None, can: tuple[bool | None, ...]
 ) -> None:
-    found = learn(routes)
+    found = await learn(routes)
     assert fields(found, "engine version context") == (engine, version, context)
     assert fields(found, CAN) == can
     assert found.cached_tokens is None
 
 
-def test_a_server_with_nothing_but_answers_is_unknown_and_no_failure() -> None:
-    found = learn({"POST /v1/chat/completions": 200})
+async def test_a_server_with_nothing_but_answers_is_unknown_and_no_failure() -> None:
+    found = await learn({"POST /v1/chat/completions": 200})
     assert found == Capabilities(engine="unknown", models_route=False, metrics=False)
 
 
 @pytest.mark.parametrize("bad", [500, "no JSON", {"version": 7}, {"paths": []}], ids=str)
-def test_broken_routes_leave_their_field_unknown(bad: Any) -> None:
+async def test_broken_routes_leave_their_field_unknown(bad: Any) -> None:
     broken = dict.fromkeys(
         ("GET /version", "GET /server_info", "GET /props", "GET /openapi.json", "GET /metrics"), bad
     )
-    found = learn({**broken, "GET /v1/models": models("m", "x")}, missing=500)
+    found = await learn({**broken, "GET /v1/models": models("m", "x")}, missing=500)
     assert fields(found, "models version engine tokenize") == (("m",), None, "unknown", None)
 
 
@@ -125,9 +117,8 @@ async def test_routes_that_never_answer_do_not_hold_the_rest() -> None:
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", answer)
     async with serve_app(app) as url:
-        found = await _learn(f"{url}/v1", 0.2)
+        found = await learn_from(f"{url}/v1", 0.2)
         over.set()
-    assert isinstance(found, Capabilities)
     assert fields(found, "models engine version metrics") == (("m",), "vllm", None, None)
 
 
@@ -136,12 +127,9 @@ TEXT = {"choices": [{"index": 0, "text": "a", "finish_reason": "length"}]}
 VECTORS = {"data": [{"index": 0, "embedding": [0.5]}], "usage": {"prompt_tokens": 1}}
 
 
-def prove(routes: Routes) -> tuple[ProbeResult | Failure, list[str]]:
-    async def run() -> tuple[ProbeResult | Failure, list[str]]:
-        async with routes_server(routes) as (url, asked), backend() as client:
-            return await CompletionProbe(client).prove(endpoint(url), "m", 60.0), asked
-
-    return asyncio.run(run())
+async def prove(routes: Routes) -> tuple[ProbeResult | Failure, list[str]]:
+    async with routes_server(routes) as (url, asked), backend() as client:
+        return await CompletionProbe(client).prove(endpoint(url), "m", 60.0), asked
 
 
 @pytest.mark.parametrize(
@@ -152,13 +140,15 @@ def prove(routes: Routes) -> tuple[ProbeResult | Failure, list[str]]:
         ({"POST /v1/embeddings": VECTORS}, "embeddings"),
     ],
 )
-def test_models_that_do_not_chat_are_asked_for_what_they_do(routes: Routes, route: str) -> None:
-    found, _ = prove(routes)
+async def test_models_that_do_not_chat_are_asked_for_what_they_do(
+    routes: Routes, route: str
+) -> None:
+    found, _ = await prove(routes)
     assert isinstance(found, ProbeResult) and found.route == route
 
 
-def test_the_first_route_s_refusal_is_the_reason_where_none_answers() -> None:
-    found, asked = prove({"POST /v1/chat/completions": 422, "POST /v1/completions": 404})
+async def test_the_first_route_s_refusal_is_the_reason_where_none_answers() -> None:
+    found, asked = await prove({"POST /v1/chat/completions": 422, "POST /v1/completions": 404})
     assert isinstance(found, Failure) and found.status == 422
     assert len(asked) == 3
 

@@ -147,32 +147,23 @@ def test_slots_context_and_threads_follow_the_machine(
     assert (found.parallel, found.context, found.threads) == (parallel, context, threads)
 
 
+NEW, OLD = "sys/fs/cgroup", "sys/fs/cgroup/cpu"
+AVAILABLE = f"MemTotal: 9 kB\nMemAvailable: {8 * GIB // 1024} kB\n"
+
+
 @pytest.mark.parametrize(
     ("files", "cpus", "memory"),
     [
-        ({"sys/fs/cgroup/cpu.max": "50000 100000"}, 1, 4 * GIB),
-        ({"sys/fs/cgroup/cpu.max": "max 100000", "sys/fs/cgroup/memory.max": "max"}, None, 4 * GIB),
-        (
-            {
-                "sys/fs/cgroup/memory.max": str(2 * GIB),
-                "sys/fs/cgroup/memory.current": str(GIB),
-                "proc/meminfo": f"MemTotal: 9 kB\nMemAvailable: {8 * GIB // 1024} kB\n",
-            },
-            None,
-            GIB,
-        ),
-        (
-            {
-                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "100000",
-                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
-                "sys/fs/cgroup/memory/memory.limit_in_bytes": str(GIB // 2),
-            },
-            1,
-            GIB // 2,
-        ),
-        ({"proc/meminfo": f"MemAvailable: {3 * GIB // 1024} kB\n"}, None, 3 * GIB),
+        ({f"{NEW}/cpu.max": "50000 100000"}, 1, 4 * GIB),
+        ({f"{NEW}/cpu.max": "max 100000", f"{NEW}/memory.max": "max"}, None, 4 * GIB),
+        ({f"{NEW}/memory.max": str(2 * GIB), f"{NEW}/memory.current": str(GIB),
+          "proc/meminfo": AVAILABLE}, None, GIB),
+        ({f"{OLD}/cpu.cfs_quota_us": "100000", f"{OLD}/cpu.cfs_period_us": "100000",
+          f"{NEW}/memory/memory.limit_in_bytes": str(GIB // 2)}, 1, GIB // 2),
+        ({"proc/meminfo": AVAILABLE}, None, 8 * GIB),
     ],
-)
+    ids=["quota", "no limits", "memory that is left", "older groups", "memory of the machine"],
+)  # fmt: skip
 def test_quota_and_limits_of_the_machine_are_obeyed(
     tmp_path: Path, files: dict[str, str], cpus: int | None, memory: int
 ) -> None:

@@ -13,7 +13,7 @@ from bagent.backends.wrappers import KeyRotatingBackend
 from bagent.money.gpu_time import GpuTimeBackend
 from bagent.types import Reply
 from support.backend_calls import PLAIN, QUICK, backend, endpoint, failure, reply, request
-from support.replies import close, ok, status
+from support.replies import close, hang, ok, status
 
 
 async def send_now(of, to, call: Request):
@@ -63,6 +63,18 @@ async def test_a_call_on_a_connection_that_was_closed_is_worth_another_try_for_f
         assert stale.stale_connection
         assert await send_now(of, to, request("r1")) is None
         assert reply(await of.send(to, [request("r1")], QUICK)).text == "good"
+
+
+async def test_a_call_ends_when_it_is_cancelled(fs):
+    fs.set_script({"r0": [ok()], "r1": [hang()]})
+    to = endpoint(fs.url)
+    async with backend() as of:
+        await of.send(to, [request("r0")], QUICK)
+        ended = asyncio.Event()
+        sent = of.send_now(to, request("r1"), QUICK, ended.set)
+        sent.cancel()
+        await asyncio.wait_for(ended.wait(), 10.0)
+        assert failure(sent.exchange()).kind == "bad_response"
 
 
 async def test_a_call_that_is_cancelled_after_its_end_leaves_the_connection_to_others(fs):
