@@ -17,7 +17,16 @@ from bagent.batches.bedrock import BedrockBatches, S3Location, read_job
 from bagent.errors import NeedsPerson
 from bagent.money.prices import Price
 from support.aws_batches import ROLE, AwsServer, Job
-from support.batch_runs import BEGIN, Killed, Options, Run, row, run_rows, served
+from support.batch_runs import (
+    BEGIN,
+    Killed,
+    Options,
+    Run,
+    assert_each_row_ok,
+    row,
+    run_rows,
+    served,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -65,9 +74,8 @@ def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
 def test_rows_go_through_s3_and_come_back(tmp_path: Path, go: Callable[..., Run]) -> None:
     server = AwsServer()
     run = go(server, 120)
-    assert run.error is None
+    assert_each_row_ok(run, 120)
     assert server.complaints == []
-    assert {line["status"] for line in run.lines} == {"ok"}
     assert run.outcomes["r7"]["text"] == "answer 7"
     assert run.outcomes["r7"]["prompt_tokens"] == 9
     assert "my-bucket/some/folder/b0-all-1.jsonl" in server.objects
@@ -100,12 +108,11 @@ def test_a_late_job_is_stopped_and_records_without_an_answer_are_sent_singly(
 ) -> None:
     server = AwsServer(Job(("InProgress",)))
     run = go(server, 120, Options(late_at=BEGIN + 3600))
-    assert run.error is None, run.error
+    assert_each_row_ok(run, 120)
     texts = {name: line.get("text") for name, line in run.outcomes.items()}
     assert [name for name, text in texts.items() if text == "single"] == [
         f"r{n}" for n in range(60, 120)
     ]
-    assert len(run.lines) == 120
     assert (server.cancels, len(server.made), server.complaints) == (1, 1, [])
 
 
@@ -141,8 +148,7 @@ def test_a_full_account_is_waited_for(go: Callable[..., Run]) -> None:
     throttled = Job(refuse=(429, "ThrottlingException", "Rate exceeded"))
     server = AwsServer(full, throttled, Job(("Completed",)))
     run = go(server, 100)
-    assert run.error is None
-    assert {line["status"] for line in run.lines} == {"ok"}
+    assert_each_row_ok(run, 100)
     assert run.waited >= 60
 
 
@@ -151,9 +157,8 @@ def test_a_job_is_never_made_twice(go: Callable[..., Run]) -> None:
     killed: Any = go(server, 100, Options(kill_save=(4, "before")))
     assert isinstance(killed.error, Killed)
     run = go(server, 100)
-    assert run.error is None
+    assert_each_row_ok(run, 100)
     assert (len(server.made), server.tries) == (1, 1)
-    assert len(run.lines) == 100
 
 
 @pytest.mark.parametrize(

