@@ -6,16 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from support.batch_runs import (
-    BEGIN,
-    Killed,
-    Options,
-    Run,
-    assert_each_row_ok,
-    row,
-    run_through,
-    statuses,
-)
+from support.batch_runs import BEGIN, Killed, Options, Run, assert_ok, row, run_through, statuses
 from support.batch_services import AnthropicServer, Course, by_row, ended_as, message
 
 OVER = ("in_progress", "ended")
@@ -29,7 +20,7 @@ def go(folder: Path, server: AnthropicServer, count: int, **options: Any) -> Run
 def test_requests_go_in_one_body_of_a_told_length(tmp_path: Path) -> None:
     server = AnthropicServer()
     run = go(tmp_path, server, 30)
-    assert_each_row_ok(run, 30)
+    assert_ok(run, 30)
     assert server.complaints == []
     assert len(server.made[0]["lines"]) == 30
     assert server.length == run.records[0].bytes + len('{"requests":[]}') - 1
@@ -65,7 +56,7 @@ def test_a_late_batch_is_cancelled_and_rows_without_an_answer_are_sent_singly(
 ) -> None:
     server = AnthropicServer(Course(("in_progress",), message()))
     run = go(tmp_path, server, 20, late_at=BEGIN + 3600)
-    assert_each_row_ok(run, 20)
+    assert_ok(run, 20)
     assert Counter(line["text"] for line in run.outcomes.values()) == {"fine": 10, "single": 10}
     assert (server.cancels, len(server.made), server.complaints) == (1, 1, [])
 
@@ -73,7 +64,7 @@ def test_a_late_batch_is_cancelled_and_rows_without_an_answer_are_sent_singly(
 def test_a_batch_that_has_just_ended_cannot_be_cancelled_and_is_read(tmp_path: Path) -> None:
     server = AnthropicServer(Course(("in_progress", "ended"), message()))
     run = go(tmp_path, server, 20, late_at=BEGIN + 3)
-    assert_each_row_ok(run, 20)
+    assert_ok(run, 20)
     assert Counter(line["text"] for line in run.outcomes.values()) == {"fine": 20}
     assert (server.cancels, len(server.made)) == (0, 1)
 
@@ -86,7 +77,7 @@ def test_a_batch_of_somebody_else_is_not_taken_for_ours(tmp_path: Path) -> None:
     server.add_foreign(3, "ended")
     server.add_foreign(3, "in_progress", "in_progress", "ended")
     run = go(tmp_path, server, 3)
-    assert_each_row_ok(run, 3)
+    assert_ok(run, 3)
     assert {line["text"] for line in run.lines} == {"fine"}
     assert [batch["id"] for batch in server.made].count("msgbatch_1") == 1
     assert server.tries == 1

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from bagent.batches.openai import read_batch, read_line
 from bagent.types import Failure
-from support.batch_runs import assert_each_row_ok, run_through
+from support.batch_runs import assert_ok, run_through
 from support.batch_services import Course, OpenAIServer, chat_body, good, refused
 
 
@@ -100,7 +100,7 @@ def test_every_row_has_its_answer_and_no_second_batch_is_paid_for(
 ) -> None:
     server = OddServer(*ODD[name])
     run = run_through(tmp_path, server, 4)
-    assert_each_row_ok(run, 4)
+    assert_ok(run, 4)
     assert len(server.made) == 1
 
 

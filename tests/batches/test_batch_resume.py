@@ -8,16 +8,7 @@ from typing import Any
 
 import pytest
 
-from support.batch_runs import (
-    SCHEMA,
-    Killed,
-    Options,
-    Run,
-    assert_each_row_ok,
-    row,
-    run_rows,
-    served,
-)
+from support.batch_runs import SCHEMA, Killed, Options, Run, assert_ok, row, run_rows, served
 from support.batch_services import Course, OpenAIServer, good, never_asked, row_of
 
 ROWS = 5
@@ -55,7 +46,7 @@ WANTED = Counter({f"r{n}": 2 if n in (1, 4) else 1 for n in range(ROWS)})
 
 
 def check(run: Run, server: OpenAIServer) -> None:
-    assert_each_row_ok(run, ROWS)
+    assert_ok(run, ROWS)
     assert asked_rows(server) == WANTED
     assert server.complaints == []
     assert {record.state for record in run.records} == {"done"}
@@ -97,7 +88,7 @@ async def test_a_copy_that_was_torn_while_written_is_asked_again(tmp_path: Path)
         whole = copies.read_bytes()
         copies.write_bytes(whole[:-9])
         run = await run_rows(tmp_path, url, rows, Options(dedupe=True))
-    assert_each_row_ok(run, 5)
+    assert_ok(run, 5)
 
 
 async def test_batches_of_another_division_of_the_rows_are_taken_over_once(tmp_path: Path) -> None:

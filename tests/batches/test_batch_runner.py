@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import re
 import signal
 import threading
 from collections.abc import Callable
@@ -21,7 +19,7 @@ from bagent.job.load import JobRequest, load_job
 from bagent.runs.context import RunOptions, prepare
 from bagent.runs.plan import tier_fields
 from support.batch_runs import in_thread
-from support.batch_services import AnthropicServer, Course, OpenAIServer, chat_body, message
+from support.batch_services import AnthropicServer, Course, OpenAIServer, chat_body, message, row_of
 from support.cli import Completed, Running, in_this_process
 from support.jobs import journal_lines, write_job
 
@@ -43,7 +41,7 @@ def run_dir(folder: Path) -> Path:
 
 
 def finished(folder: Path) -> list[Any]:
-    """The outcomes in the journal."""
+    """The outcomes on whole lines of the journal."""
     return [line for line in journal_lines(run_dir(folder)) if "status" in line]
 
 
@@ -117,7 +115,7 @@ class ChatsToo(OpenAIServer):
 
     async def _chat(self, request: web.Request) -> web.Response:
         body = await request.json()
-        self.singles.append(body["messages"][0]["content"])
+        self.singles.append(row_of({"body": body}))
         if len(self.singles) == self._calls:
             self.reached.set()
         await asyncio.sleep(0.05)
@@ -144,7 +142,7 @@ def test_a_cheapest_run_killed_before_and_after_its_time_does_nothing_twice(
             assert server.reached.wait(60), running.err
             running.send(signal.SIGKILL)
             running.finish()
-        before, ended = len(server.singles), {line["id"] for line in whole_outcomes(job_dir)}
+        before, ended = len(server.singles), {line["id"] for line in finished(job_dir)}
         monkeypatch.setattr(scheduler, "MIN_POLL_INTERVAL", 0.05)
         with in_this_process():
             done = bagent(RUN, env={"MY_KEY": SECRET})
@@ -155,23 +153,8 @@ def test_a_cheapest_run_killed_before_and_after_its_time_does_nothing_twice(
     assert (len(server.made), server.cancels, server.complaints) == (1, 1, [])
     texts = {row["id"]: row["text"] for row in rows}
     assert sorted(texts.values()) == ["fine"] * 20 + ["single"] * 20
-    sent_again = set(map(row_of, server.singles[before:]))
-    assert sent_again.isdisjoint(ended)
-    assert all(texts[name] == "single" for name in map(row_of, server.singles))
-
-
-def whole_outcomes(folder: Path) -> list[Any]:
-    """The outcomes on whole lines of the journal of a killed run."""
-    lines = b"".join(p.read_bytes() for p in (run_dir(folder) / "journal").glob("rows-*.jsonl"))
-    decoded = [json.loads(line) for line in lines.split(b"\n")[:-1]]
-    return [line for line in decoded if "status" in line]
-
-
-def row_of(prompt: str) -> str:
-    """The id in a prompt."""
-    match = re.search(r"id=(\S+)", prompt)
-    assert match is not None, prompt
-    return match[1]
+    assert ended.isdisjoint(server.singles[before:])
+    assert all(texts[name] == "single" for name in server.singles)
 
 
 def test_a_key_that_a_batch_service_repeats_stands_in_no_file_and_no_word(

@@ -8,14 +8,7 @@ from typing import Any
 import pytest
 
 from bagent.backends.profile import Form
-from bagent.batches.record import (
-    BatchRecord,
-    Ledger,
-    State,
-    all_records,
-    ledger_path,
-    status_lines,
-)
+from bagent.batches.record import BatchRecord, Ledger, State, all_records, ledger_path, status_lines
 from bagent.batches.scheduler import (
     FIRST_WAIT,
     MAX_LONE_REFUSALS,

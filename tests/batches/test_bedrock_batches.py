@@ -17,16 +17,7 @@ from bagent.batches.bedrock import BedrockBatches, S3Location, read_job
 from bagent.errors import NeedsPerson
 from bagent.money.prices import Price
 from support.aws_batches import ROLE, AwsServer, Job
-from support.batch_runs import (
-    BEGIN,
-    Killed,
-    Options,
-    Run,
-    assert_each_row_ok,
-    row,
-    run_rows,
-    served,
-)
+from support.batch_runs import BEGIN, Killed, Options, Run, assert_ok, row, run_rows, served
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +65,7 @@ def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
 def test_rows_go_through_s3_and_come_back(tmp_path: Path, go: Callable[..., Run]) -> None:
     server = AwsServer()
     run = go(server, 120)
-    assert_each_row_ok(run, 120)
+    assert_ok(run, 120)
     assert server.complaints == []
     assert run.outcomes["r7"]["text"] == "answer 7"
     assert run.outcomes["r7"]["prompt_tokens"] == 9
@@ -108,7 +99,7 @@ def test_a_late_job_is_stopped_and_records_without_an_answer_are_sent_singly(
 ) -> None:
     server = AwsServer(Job(("InProgress",)))
     run = go(server, 120, Options(late_at=BEGIN + 3600))
-    assert_each_row_ok(run, 120)
+    assert_ok(run, 120)
     texts = {name: line.get("text") for name, line in run.outcomes.items()}
     assert [name for name, text in texts.items() if text == "single"] == [
         f"r{n}" for n in range(60, 120)
@@ -148,7 +139,7 @@ def test_a_full_account_is_waited_for(go: Callable[..., Run]) -> None:
     throttled = Job(refuse=(429, "ThrottlingException", "Rate exceeded"))
     server = AwsServer(full, throttled, Job(("Completed",)))
     run = go(server, 100)
-    assert_each_row_ok(run, 100)
+    assert_ok(run, 100)
     assert run.waited >= 60
 
 
@@ -157,7 +148,7 @@ def test_a_job_is_never_made_twice(go: Callable[..., Run]) -> None:
     killed: Any = go(server, 100, Options(kill_save=(4, "before")))
     assert isinstance(killed.error, Killed)
     run = go(server, 100)
-    assert_each_row_ok(run, 100)
+    assert_ok(run, 100)
     assert (len(server.made), server.tries) == (1, 1)
 
 

@@ -13,14 +13,7 @@ from bagent.errors import JobError, NeedsPerson
 from bagent.job.load import JobRequest, load_job
 from bagent.money.prices import Price
 from bagent.text.durations import time_by
-from support.batch_runs import (
-    BEGIN,
-    Options,
-    Singles,
-    assert_each_row_ok,
-    row,
-    run_through,
-)
+from support.batch_runs import BEGIN, Options, Singles, assert_ok, row, run_through
 from support.batch_services import Course, OpenAIServer
 from support.jobs import write_job
 
@@ -49,7 +42,7 @@ def test_a_late_batch_keeps_its_answers_and_the_others_are_sent_singly(tmp_path:
     options = Options(late_at=BEGIN + LATE, retries=0, tier_until=BEGIN + 2 * LATE)
     Singles.tiers.clear()
     run = run_through(tmp_path, server, 20, options)
-    assert_each_row_ok(run, 20)
+    assert_ok(run, 20)
     assert texts(run) == {"fine": 10, "single": 10}
     assert (server.cancels, len(server.made)) == (1, 1)
     assert LATE <= run.waited < LATE + 60
@@ -94,7 +87,7 @@ def test_killed_at_any_change_nothing_is_twice_and_nothing_lost(
     server, usual = OpenAIServer(SLOW), {"late_at": BEGIN + LATE, "size": 10}
     run_through(tmp_path, server, 20, Options(**usual, **kill))
     run = run_through(tmp_path, server, 20, Options(**usual))
-    assert_each_row_ok(run, 20)
+    assert_ok(run, 20)
     assert server.complaints == []
 
 

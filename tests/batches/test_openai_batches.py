@@ -13,15 +13,7 @@ from bagent.backends.endpoint import Endpoint
 from bagent.batches.openai import OpenAIBatches, read_line
 from bagent.errors import NeedsPerson, StoppedEarly
 from bagent.types import Reply
-from support.batch_runs import (
-    SCHEMA,
-    Options,
-    assert_each_row_ok,
-    row,
-    run_rows,
-    run_through,
-    statuses,
-)
+from support.batch_runs import SCHEMA, Options, assert_ok, row, run_rows, run_through, statuses
 from support.batch_services import (
     Answer,
     Course,
@@ -39,7 +31,7 @@ from support.provider_protocols import ModelAnswer, ResponsesWire
 def test_rows_go_in_one_file_and_come_back_judged(tmp_path: Path) -> None:
     server = OpenAIServer()
     run = run_through(tmp_path, server, 5)
-    assert_each_row_ok(run, 5)
+    assert_ok(run, 5)
     assert (server.uploads, len(server.made), server.looks) == (1, 1, 4)
     assert server.complaints == []
     assert {line["group"] for line in run.lines} == {"batch_1"}
@@ -84,7 +76,7 @@ def test_rows_that_a_batch_left_out_are_taken_up_again(
 ) -> None:
     server = OpenAIServer(Course(("in_progress", word), answer), Course())
     run = run_through(tmp_path, server, 4)
-    assert_each_row_ok(run, 4)
+    assert_ok(run, 4)
     assert [len(batch["lines"]) for batch in server.made] == [4, 2]
 
 
@@ -112,7 +104,7 @@ def test_a_full_queue_is_waited_for_and_the_file_is_not_sent_again(tmp_path: Pat
     full = Course(("validating", "failed"), faults=[QUOTA])
     server = OpenAIServer(full, full, Course())
     run = run_through(tmp_path, server, 3)
-    assert_each_row_ok(run, 3)
+    assert_ok(run, 3)
     assert {line["attempts"] for line in run.lines} == {1}
     assert (server.uploads, len(server.made)) == (1, 3)
     assert run.waited > 120
@@ -122,7 +114,7 @@ def test_a_batch_that_is_more_than_the_quota_ever_takes_is_divided(tmp_path: Pat
     told = {**QUOTA, "message": "Enqueued token limit reached. Limit: 120 enqueued tokens."}
     server = OpenAIServer(Course(("failed",), faults=[told]), Course())
     run = run_through(tmp_path, server, 20)
-    assert_each_row_ok(run, 20)
+    assert_ok(run, 20)
     assert len(server.made[0]["lines"]) == 20
     assert len(server.made) == 4
     assert {line["attempts"] for line in run.lines} == {1}
@@ -132,7 +124,7 @@ def test_invalid_answers_go_into_a_second_batch_with_the_validators_words(tmp_pa
     answer = by_row(good('{"score": 1}'), r1=good('{"score": "high"}'))
     server = OpenAIServer(Course(answer=answer), Course(answer=good('{"score": 2}')))
     run = run_through(tmp_path, server, 3, Options(schema=SCHEMA))
-    assert_each_row_ok(run, 3)
+    assert_ok(run, 3)
     (line,) = server.made[1]["lines"]
     words = [message["content"] for message in line["body"]["messages"]]
     assert words[0].startswith("id=r1") and "high" in words[1] and "score" in words[2]
@@ -146,7 +138,7 @@ def test_a_refused_parameter_name_costs_one_round_and_no_try(tmp_path: Path) -> 
     words = "Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens'."
     server = OpenAIServer(Course(answer=refused(400, words)), Course())
     run = run_through(tmp_path, server, 3, Options(retries=0))
-    assert_each_row_ok(run, 3)
+    assert_ok(run, 3)
     bodies = [line["body"] for line in server.made[1]["lines"]]
     assert all(body["max_completion_tokens"] == 64 and "max_tokens" not in body for body in bodies)
 
@@ -174,7 +166,7 @@ def test_a_batch_is_made_once_whatever_is_answered_to_its_creation(
     for name, value in settings.items():
         setattr(server, name, value)
     run = run_through(tmp_path, server, 3)
-    assert_each_row_ok(run, 3)
+    assert_ok(run, 3)
     assert (server.tries, len(server.made), server.uploads) == (tries, 1, 1)
 
 
@@ -190,7 +182,7 @@ def test_rows_with_odd_text_come_through(tmp_path: Path) -> None:
     rows = [row(0, text="lone \ud83d half", number=float("nan")), row(1, text="line\nbreak \u2028")]
     server = OpenAIServer()
     run = run_through(tmp_path, server, rows)
-    assert_each_row_ok(run, 2)
+    assert_ok(run, 2)
     words = [line["body"]["messages"][0]["content"] for line in server.made[0]["lines"]]
     assert words == ["id=r0 lone \ufffd half", "id=r1 line\nbreak \u2028"]
 

@@ -10,19 +10,7 @@ from support.cli import run_bagent, run_here
 from support.fake_server import FakeServer
 from support.in_process import meanwhile
 from support.jobs import wait_for_outcomes, write_job
-from support.replies import (
-    close,
-    cut_body,
-    delta,
-    echo,
-    hang,
-    ok,
-    raw,
-    slow,
-    status,
-    stream,
-    wire,
-)
+from support.replies import close, cut_body, delta, echo, hang, ok, raw, slow, status, stream, wire
 from support.run_outcomes import NO_TABLES, RUN, run_rows, run_script, statuses
 from support.tls import site_authority
 

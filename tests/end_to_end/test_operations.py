@@ -9,17 +9,7 @@ import pytest
 from support.cli import run_bagent
 from support.in_process import meanwhile
 from support.jobs import results_by_id, wait_until, write_job
-from support.replies import (
-    at_barrier,
-    close,
-    echo,
-    error_body,
-    gated,
-    hang,
-    raw,
-    slow,
-    status,
-)
+from support.replies import at_barrier, close, echo, error_body, gated, hang, raw, slow, status
 from support.run_outcomes import NO_TABLES, RUN, shell
 
 BAGENT = f"{sys.executable} -m bagent"

@@ -5,21 +5,8 @@ from __future__ import annotations
 import pytest
 
 from support.cli import Running, run_bagent
-from support.jobs import (
-    journal_files,
-    results_by_id,
-    rows,
-    run_json,
-    write_job,
-    write_rows,
-)
-from support.replies import (
-    echo,
-    error_body,
-    gated,
-    ok,
-    status,
-)
+from support.jobs import journal_files, results_by_id, rows, run_json, write_job, write_rows
+from support.replies import echo, error_body, gated, ok, status
 from support.run_outcomes import NO_TABLES, RUN, error_of, run_rows, statuses
 
 

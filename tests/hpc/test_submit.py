@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-JOB = """\
-name: job
-input: rows.jsonl
-prompt: say {{ text }}
-cluster: {walltime: 10m, engine: serve, gpus_per_node: 0}
-"""
+from support.jobs import write_job
 
 
-def write_job(folder):
-    (folder / "job.yaml").write_text(JOB)
-    (folder / "rows.jsonl").write_text('{"id": 1, "text": "a"}\n')
+@pytest.fixture(autouse=True)
+def job(job_dir):
+    cluster = {"walltime": "10m", "engine": "serve", "gpus_per_node": 0}
+    write_job(job_dir, "", 1, backend=None, prompt="say {{ text }}", cluster=cluster)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +26,6 @@ def write_job(folder):
     ],
 )
 def test_what_the_run_would_refuse_is_refused_before_a_script(job_dir, bagent, options, message):
-    write_job(job_dir)
     done = bagent(["submit", "job.yaml", "--scheduler", "slurm", "--go", *options])
     assert done.code == 2 and done.out == ""
     assert message in done.err
@@ -38,7 +33,6 @@ def test_what_the_run_would_refuse_is_refused_before_a_script(job_dir, bagent, o
 
 
 def test_a_job_with_a_hostfile_that_is_not_there_still_makes_a_script(job_dir, bagent):
-    write_job(job_dir)
     options = ["--set", "hostfile=later.txt", "--scheduler", "slurm", "--", "--limit", "3"]
     done = bagent(["submit", "job.yaml", *options])
     assert done.code == 0, done.err

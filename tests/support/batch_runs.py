@@ -178,7 +178,7 @@ def statuses(run: Run) -> dict[Json, str]:
     return {name: line["status"] for name, line in run.outcomes.items()}
 
 
-def assert_each_row_ok(run: Run, count: int) -> None:
+def assert_ok(run: Run, count: int) -> None:
     """The run ended, and each of its rows has one outcome, which is ok."""
     assert run.error is None, run.error
     assert sorted(line["row"] for line in run.lines) == list(range(count))
