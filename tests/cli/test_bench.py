@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bagent.fleet.hostfile import read_hostfile
-from support.cli import Completed, Running
+from support.cli import Running
 from support.fake_server import FakeServer
 from support.replies import ok
 from support.simulated_fleets import DEAD, addresses, simulated
 
 pytestmark = pytest.mark.slow  # minutes: run with the real parts
 
-Bagent = Callable[..., Completed]
 
 QUICK = ["--duration", "0.6s", "--input-tokens", "40", "--output-tokens", "8", "--warmup", "1"]
 MEASURED = (0, 3)
@@ -34,9 +33,7 @@ def hosts(job_dir: Path) -> Iterator[Path]:
         yield path
 
 
-def test_a_mixed_fleet_names_the_slow_and_the_dead_and_writes_the_good(
-    bagent: Bagent, job_dir: Path, hosts: Path
-) -> None:
+def test_a_mixed_fleet_names_the_slow_and_the_dead_and_writes_the_good(bagent, job_dir, hosts):
     with simulated("decode=400&slow=10") as bad:
         lines = [*hosts.read_text().splitlines(), *addresses(bad), DEAD]
         hosts.write_text("".join(f"{line}\n" for line in lines))
@@ -61,9 +58,7 @@ def test_a_mixed_fleet_names_the_slow_and_the_dead_and_writes_the_good(
     assert names >= {"endpoints.csv", "loads.csv", "requests-0.jsonl"}
 
 
-def test_a_condition_that_holds_is_1_and_an_older_test_is_compared(
-    bagent: Bagent, hosts: Path
-) -> None:
+def test_a_condition_that_holds_is_1_and_an_older_test_is_compared(bagent, hosts):
     args = ["bench", "--hostfile", "hosts.txt", *QUICK, "--concurrency", "1"]
     first = bagent([*args, "-o", "one", "--fail-if", "ok_share<1"])
     assert first.code in MEASURED, first.err
@@ -75,9 +70,7 @@ def test_a_condition_that_holds_is_1_and_an_older_test_is_compared(
     assert again.code == 2 and "two holds another load test (name another: -o two-2)" in again.err
 
 
-def test_ctrl_c_ends_the_load_and_the_report_is_made_of_what_there_is(
-    job_dir: Path, hosts: Path
-) -> None:
+def test_ctrl_c_ends_the_load_and_the_report_is_made_of_what_there_is(job_dir, hosts):
     args = ["bench", "--hostfile", "hosts.txt", "--concurrency", "2", "--duration", "5m", "-o", "o"]
     for more in ([], ["--workers", "2"]):
         folder = f"o{len(more)}"
@@ -91,7 +84,7 @@ def test_ctrl_c_ends_the_load_and_the_report_is_made_of_what_there_is(
         assert summary["stopped"] and summary["loads"][0]["ok"] > 0
 
 
-def test_rows_of_a_job_are_sent_as_a_run_would_send_them(bagent: Bagent, job_dir: Path) -> None:
+def test_rows_of_a_job_are_sent_as_a_run_would_send_them(bagent, job_dir):
     (job_dir / "rows.jsonl").write_text('{"word": "tea"}\n{"word": "salt"}\n')
     schema = "{type: object, properties: {n: {type: integer}}, required: [n]}"
     with FakeServer({"*": [ok('{"n": 1}')]}, allow_faults=True) as fs:
@@ -112,9 +105,7 @@ def test_rows_of_a_job_are_sent_as_a_run_would_send_them(bagent: Bagent, job_dir
     assert all(body["response_format"]["type"] == "json_schema" for body in bodies)
 
 
-def test_a_fleet_without_an_answer_is_1_and_writes_no_hostfile(
-    bagent: Bagent, job_dir: Path
-) -> None:
+def test_a_fleet_without_an_answer_is_1_and_writes_no_hostfile(bagent, job_dir):
     (job_dir / "h.txt").write_text(f"{DEAD}\n")
     done = bagent(["bench", "--hostfile", "h.txt", "-o", "o", "--write-hostfile", "g"])
     assert done.code == 1, done.err

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from pathlib import Path
 
 import pytest
 
@@ -41,8 +40,6 @@ from bagent.errors import UsageError
         (["--replay", "none"], "none: no such run"),
         (["--speed", "2"], "--speed needs a replay (give --replay RUN or FILE)"),
         (["--turns", "2", "--as", "list"], "--turns does not go with --replay, --job, lists and"),
-        (["--fail-if", "ttft_p99>1"], "no number ttft_p99 (did you mean ttft_p99_ms?)"),
-        (["--fail-if", "rps@c=9<1"], "--fail-if rps@c=9<1: no load c=9"),
         (["--fail-if", "rps<-5%"], "there is nothing to compare with (give --compare OLD)"),
         (["--sweep", "--rate", "5"], "--sweep finds its loads by itself: no --rate"),
         (["--sweep", "--routing", "isolated"], "--sweep loads the whole fleet"),
@@ -54,18 +51,14 @@ from bagent.errors import UsageError
         (["--requests", "9", "--fail-if", "ttft_p99_ms>5"], "not measured with fewer than 100"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(
-    args: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_done_is_one_line(args, words, capsys):
     """It is found before the hostfile is read, and so before anything is sent."""
     assert main(["bench", "--hostfile", "none", *args]) == 2
     found = capsys.readouterr().err
     assert words in found and len(found.splitlines()) == 1
 
 
-def test_a_load_beside_a_replay_has_an_end(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_load_beside_a_replay_has_an_end(tmp_path, capsys):
     trace = tmp_path / "trace.csv"
     trace.write_text("timestamp,input_tokens,output_tokens\n1,50,3\n")
     args = ["bench", "--hostfile", "none", "--replay", str(trace), "--concurrency", "2"]
@@ -84,9 +77,7 @@ def test_a_load_beside_a_replay_has_an_end(
         ["--rate", "2,5,2..5", "--warmup", "0"],
     ],
 )
-def test_what_can_be_done_comes_as_far_as_the_hostfile(
-    args: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_can_be_done_comes_as_far_as_the_hostfile(args, capsys):
     assert main(["bench", "--hostfile", "none", *args]) == 2
     assert "none: the hostfile cannot be read" in capsys.readouterr().err
     assert main(["bench", *args]) == 2
@@ -94,7 +85,7 @@ def test_what_can_be_done_comes_as_far_as_the_hostfile(
     assert no_hosts in capsys.readouterr().err
 
 
-def test_a_folder_with_another_load_test_is_refused(tmp_path: Path) -> None:
+def test_a_folder_with_another_load_test_is_refused(tmp_path):
     folder = tmp_path / "load test"
     folder.mkdir()
     (folder / "requests-0.jsonl").touch()
@@ -102,7 +93,7 @@ def test_a_folder_with_another_load_test_is_refused(tmp_path: Path) -> None:
         make_folder(folder)
 
 
-def test_numbers_that_are_none_are_refused_wherever_they_come_from() -> None:
+def test_numbers_that_are_none_are_refused_wherever_they_come_from():
     names = "groups skew think turn_tokens list_size arrival burstiness sweep job replay"
     given = dict.fromkeys(names.split())
     check_options(given, BenchPlan())
@@ -140,9 +131,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize("width", [80, 100, 140, 220])
-def test_a_table_is_as_wide_as_the_screen_at_most_and_names_are_whole(
-    monkeypatch: pytest.MonkeyPatch, width: int
-) -> None:
+def test_a_table_is_as_wide_as_the_screen_at_most_and_names_are_whole(monkeypatch, width):
     screen = Screen()
     monkeypatch.setenv("COLUMNS", str(width))
     with contextlib.redirect_stdout(screen):
@@ -155,7 +144,7 @@ def test_a_table_is_as_wide_as_the_screen_at_most_and_names_are_whole(
     assert "verdict" not in left and "out tok/s" not in left
 
 
-def test_in_a_pipe_every_column_with_a_value_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_in_a_pipe_every_column_with_a_value_is_there(capsys):
     assert print_table(ENDPOINTS, ROWS, ENDPOINTS_SPARE) == []
     head, _, first, *_ = capsys.readouterr().out.splitlines()
     assert "TTFT p50 ms" in head and "reason" in head

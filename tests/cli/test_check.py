@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -42,7 +41,7 @@ def looked(done: Completed) -> Json:
     return report
 
 
-def test_nothing_is_generated_and_nothing_is_written(check: Check, job_dir: Path) -> None:
+def test_nothing_is_generated_and_nothing_is_written(check, job_dir):
     with FakeServer(flavour="vllm") as fs:
         write_job(job_dir, vllm(fs), 30, output={"schema": SCHEMA})
         before = sorted(job_dir.iterdir())
@@ -55,11 +54,10 @@ def test_nothing_is_generated_and_nothing_is_written(check: Check, job_dir: Path
         assert [one for one in sorted(job_dir.iterdir()) if one.name != ".home"] == before
 
 
-def test_the_report_tells_what_the_job_resolves_to(check: Check, job_dir: Path) -> None:
+def test_the_report_tells_what_the_job_resolves_to(check, job_dir):
     with FakeServer(flavour="vllm", version="0.33.0", max_model_len=4096) as fs:
-        write_job(
-            job_dir, vllm(fs), 12, model="auto", answers=3, sampling=None, output={"schema": SCHEMA}
-        )
+        keys = {"model": "auto", "answers": 3, "sampling": None, "output": {"schema": SCHEMA}}
+        write_job(job_dir, vllm(fs), 12, **keys)
         done = check(["job.yaml"])
     assert done.code == 0, done.err
     for words in (
@@ -80,7 +78,7 @@ def test_the_report_tells_what_the_job_resolves_to(check: Check, job_dir: Path) 
     assert done.err == "next: bagent run job.yaml\n"
 
 
-def test_totals_and_cost_are_of_all_rows(check: Check, job_dir: Path) -> None:
+def test_totals_and_cost_are_of_all_rows(check, job_dir):
     with FakeServer(flavour="vllm") as fs:
         write_job(job_dir, vllm(fs), 100, answers=2)
         args = ["job.yaml", "--json", "--rows", "20", "--price", "1,2", "--prompts", "0"]
@@ -110,12 +108,11 @@ def test_totals_and_cost_are_of_all_rows(check: Check, job_dir: Path) -> None:
         ([{"id": 1, "text": "a"}], {"output": {"schema": SCHEMA, "enforce": "prompt",
                                                "describe": "never"}},
          "warning: the schema is neither enforced nor described"),
+        ([{"id": "r1", "row": "x"}], {"prompt": "{{ row }}"}, "the column row is {{ row.row }}"),
     ],
-    ids=["no ids", "a field is missing", "too long", "an empty value", "an untold schema"],
+    ids=["no ids", "no field", "too long", "empty value", "untold schema", "hidden column"],
 )  # fmt: skip
-def test_what_makes_a_run_worse_is_named(
-    check: Check, job_dir: Path, values: Json, keys: Json, message: str
-) -> None:
+def test_what_makes_a_run_worse_is_named(check, job_dir, values, keys, message):
     with FakeServer(flavour="vllm", max_model_len=1000) as fs:
         write_job(job_dir, vllm(fs), values, **keys)
         done = check(["job.yaml"])
@@ -125,7 +122,7 @@ def test_what_makes_a_run_worse_is_named(
     assert "empty note" not in printed
 
 
-def test_a_better_order_is_suggested_and_is_right(check: Check, job_dir: Path) -> None:
+def test_a_better_order_is_suggested_and_is_right(check, job_dir):
     values = [{"id": f"r{n}", "text": f"a text of row {n} " * 9} for n in range(20)]
     tail = "Answer with one word, good or bad, and give no other text, no code and no reason."
     with FakeServer(flavour="vllm") as fs:
@@ -142,7 +139,7 @@ def test_a_better_order_is_suggested_and_is_right(check: Check, job_dir: Path) -
     assert second["prompts"][0]["messages"][0]["content"].startswith(tail)
 
 
-def test_no_endpoint_is_75_after_the_whole_report(check: Check, job_dir: Path) -> None:
+def test_no_endpoint_is_75_after_the_whole_report(check, job_dir):
     with FakeServer() as fs:
         pass
     write_job(job_dir, fs.url, 3)
@@ -157,7 +154,7 @@ def test_no_endpoint_is_75_after_the_whole_report(check: Check, job_dir: Path) -
     assert "bagent run job.yaml --wait-hosts 10m" in line
 
 
-def test_one_dead_endpoint_of_a_fleet_is_a_warning(check: Check, job_dir: Path) -> None:
+def test_one_dead_endpoint_of_a_fleet_is_a_warning(check, job_dir):
     with FakeServer() as dead:
         pass
     with FakeServer(flavour="vllm") as fs:
@@ -170,7 +167,7 @@ def test_one_dead_endpoint_of_a_fleet_is_a_warning(check: Check, job_dir: Path) 
     assert done.err.endswith("next: bagent run job.yaml --hostfile hosts.txt\n")
 
 
-def test_a_refused_key_is_76(check: Check, job_dir: Path) -> None:
+def test_a_refused_key_is_76(check, job_dir):
     with FakeServer(api_key="right") as fs:
         write_job(job_dir, fs.url, 3)
         done = check(["job.yaml"])
@@ -180,35 +177,24 @@ def test_a_refused_key_is_76(check: Check, job_dir: Path) -> None:
 
 
 SECRET = "s3cr3t-value"
+MCP = {"tools": [{"mcp": ["sh", "-c", "touch ran"]}]}
 BROUGHT = {
-    "python": ({"agent": {"tools": [{"python": "tools.py:f"}]}}, "executes", "tools.py:f"),
-    "mcp": (
-        {"agent": {"tools": [{"mcp": ["sh", "-c", "touch ran"]}]}},
-        "executes",
-        "sh -c 'touch ran'",
-    ),
-    "api_key_command": (
-        {"backend": {"url": "URL", "api_key_command": "touch ran; echo key"}},
-        "executes",
-        "touch ran; echo key",
-    ),
-    "stage": (
-        {"stages": [{"kind": "map", "agent": {"tools": [{"mcp": ["sh", "-c", "touch ran"]}]}}]},
-        "executes",
-        "sh -c 'touch ran'",
-    ),
-    "key": ({"backend": {"url": "URL", "api_key_env": "AWS_KEY"}}, "sends", "AWS_KEY"),
-    "header": ({"backend": {"url": "URL", "headers": {"A": "${AWS_KEY}"}}}, "sends", "AWS_KEY"),
-    "body": ({"sampling": {"extra": {"a": "${AWS_KEY}"}}}, "sends", "AWS_KEY"),
-    "hosts": ({"hostfile": "hosts.txt", "backend": "vllm"}, "sends", "AWS_KEY"),
-    "vllm": ({"backend": "vllm+URL"}, "sends", "VLLM_API_KEY"),
+    "python": ({"agent": {"tools": [{"python": "tools.py:f"}]}}, "tools.py:f"),
+    "mcp": ({"agent": MCP}, "sh -c 'touch ran'"),
+    "mcp of a stage": ({"stages": [{"kind": "map", "agent": MCP}]}, "sh -c 'touch ran'"),
+    "key command": ({"backend": {"url": "URL", "api_key_command": "touch ran"}}, "touch ran"),
+    "key": ({"backend": {"url": "URL", "api_key_env": "AWS_KEY"}}, "AWS_KEY"),
+    "header": ({"backend": {"url": "URL", "headers": {"A": "${AWS_KEY}"}}}, "AWS_KEY"),
+    "body": ({"sampling": {"extra": {"a": "${AWS_KEY}"}}}, "AWS_KEY"),
+    "hosts": ({"hostfile": "hosts.txt", "backend": "vllm"}, "AWS_KEY"),
+    "vllm": ({"backend": "vllm+URL"}, "VLLM_API_KEY"),
 }
 
 
-@pytest.mark.parametrize(("keys", "list_name", "expected"), BROUGHT.values(), ids=BROUGHT)
+@pytest.mark.parametrize(("keys", "expected"), BROUGHT.values(), ids=BROUGHT)
 def test_check_executes_nothing_of_the_job_sends_no_key_and_lists_both(
-    check: Check, job_dir: Path, fs: FakeServer, keys: Json, list_name: str, expected: str
-) -> None:
+    check, job_dir, fs, keys, expected
+):
     text = msgspec.json.encode(keys).decode().replace("URL", fs.url)
     write_job(job_dir, fs.url, 2, **msgspec.json.decode(text))
     (job_dir / "tools.py").write_text(
@@ -221,15 +207,17 @@ def test_check_executes_nothing_of_the_job_sends_no_key_and_lists_both(
     assert not (job_dir / "ran").exists()
     assert not [one for one in fs.probes if SECRET in f"{one.path} {one.headers} {one.body}"]
     effects = looked(done)["effects"]
-    if list_name == "executes":
-        assert any(expected in one["what"] for one in effects["executes"])
-    else:
-        assert {"variable": expected, "to": fs.address} in effects["sends"]
+    listed = [one["what"] for one in effects["executes"]]
+    listed += [one["variable"] for one in effects["sends"] if one["to"] == fs.address]
+    assert any(expected in text for text in listed)
     assert SECRET not in done.out + done.err
 
 
-MAP = {"kind": "map", "name": "first", "prompt": {"user": "{{ text }}"}}
 COPY = "COPY (SELECT 1) TO 'ran'"
+SQL_STAGES = [
+    {"kind": "map", "name": "first", "prompt": {"user": "{{ text }}"}},
+    {"kind": "sql", "query": f"WITH x AS ({COPY}) FROM x"},
+]
 
 
 @pytest.mark.parametrize(
@@ -238,18 +226,10 @@ COPY = "COPY (SELECT 1) TO 'ran'"
         ({"input": {"sql": f"{COPY}; SELECT 1 AS id, 'a' AS text"}}, "these are 2"),
         ({"input": {"sql": "FROM 'https://127.0.0.1:9/x.parquet'"}}, "httpfs"),
         ({"where": f"(WITH x AS ({COPY}) SELECT 1) = 1"}, "holds COPY"),
-        (
-            {
-                "prompt": None,
-                "stages": [MAP, {"kind": "sql", "query": f"WITH x AS ({COPY}) FROM x"}],
-            },
-            "holds COPY",
-        ),
+        ({"prompt": None, "stages": SQL_STAGES}, "holds COPY"),
     ],
 )
-def test_sql_that_does_more_than_read_is_refused_and_not_run(
-    check: Check, job_dir: Path, fs: FakeServer, keys: Json, message: str
-) -> None:
+def test_sql_that_does_more_than_read_is_refused_and_not_run(check, job_dir, fs, keys, message):
     write_job(job_dir, fs.url, 2, **keys)
     done = check(["job.yaml"])
     assert done.code == 2
@@ -258,9 +238,7 @@ def test_sql_that_does_more_than_read_is_refused_and_not_run(
     assert not (job_dir / "ran").exists()
 
 
-def test_open_imports_and_starts_tools_shows_them_whole_and_sends_the_key(
-    check: Check, job_dir: Path
-) -> None:
+def test_open_imports_and_starts_tools_shows_them_whole_and_sends_the_key(check, job_dir):
     (job_dir / "tools.py").write_text(
         'def count_rows(x: int) -> int:\n    """Count them."""\n    return x\n'
     )
@@ -275,11 +253,18 @@ def test_open_imports_and_starts_tools_shows_them_whole_and_sends_the_key(
     assert "1 tool not opened" in closed.err and "count_rows(" not in closed.out
     assert '"description": "Count them."' in opened.out
     assert f"{fs.address}, answers" in opened.out
+    assert SECRET not in closed.out + closed.err + opened.out + opened.err
 
 
-def test_prompts_are_counted_by_other_machines_only_with_open(
-    check: Check, job_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_password_of_an_address_is_never_shown(check, job_dir, fs):
+    write_job(job_dir, f"http://user:hunter2@{fs.address}/v1", 2)
+    for more in ([], ["--json"]):
+        done = check(["job.yaml", *more])
+        assert fs.address in done.out
+        assert "hunter2" not in done.out + done.err
+
+
+def test_prompts_are_counted_by_other_machines_only_with_open(check, job_dir, monkeypatch):
     monkeypatch.setattr("bagent.check.check.is_loopback", lambda host: False)
     with FakeServer(flavour="vllm") as fs:
         write_job(job_dir, vllm(fs), 2)
@@ -292,14 +277,15 @@ def test_prompts_are_counted_by_other_machines_only_with_open(
     ("keys", "words"),
     [
         ({"prompt": {"user": "{{ nope }}"}}, "nope is in none of the first 3 rows"),
+        ({"prompt": "{{ Gene Symbol }} is"}, "with blanks is written {{ row['Gene Symbol'] }}"),
+        ({"steps": [{"prompt": "a"}]}, "belongs to topology: {name: pipeline, steps: [...]}"),
+        ({"fanin": 4}, "it belongs to topology: {name: ..., fanin: ...}, or to a stage"),
         ({"input": "missing.jsonl"}, "missing.jsonl"),
         (["--rows", "0"], "rows"),
         (["--set", "modle=x"], "did you mean model?"),
     ],
 )
-def test_what_is_wrong_in_a_job_or_an_option_is_one_line_and_2(
-    check: Check, job_dir: Path, fs: FakeServer, keys: Json, words: str
-) -> None:
+def test_what_is_wrong_in_a_job_or_an_option_is_one_line_and_2(check, job_dir, fs, keys, words):
     options = keys if isinstance(keys, list) else []
     write_job(job_dir, fs.url, 3, **({} if options else keys))
     done = check(["job.yaml", *options])
@@ -309,9 +295,7 @@ def test_what_is_wrong_in_a_job_or_an_option_is_one_line_and_2(
     assert fs.requests == [] and fs.probes == []
 
 
-def test_endpoints_that_serve_different_models_are_wrong_for_auto(
-    check: Check, job_dir: Path
-) -> None:
+def test_endpoints_that_serve_different_models_are_wrong_for_auto(check, job_dir):
     with FakeServer(model="a") as one, FakeServer(model="b") as two:
         (job_dir / "hosts.txt").write_text(f"{one.address}\n{two.address}\n")
         write_job(job_dir, "vllm", 3, model=None, hostfile="hosts.txt")
@@ -320,7 +304,7 @@ def test_endpoints_that_serve_different_models_are_wrong_for_auto(
     assert "the endpoints differ" in done.err
 
 
-def test_options_of_run_change_what_is_looked_at(check: Check, job_dir: Path) -> None:
+def test_options_of_run_change_what_is_looked_at(check, job_dir):
     write_job(job_dir, "vllm://127.0.0.1:9", 3)
     write_rows(job_dir / "other.jsonl", 40)
     args = ["job.yaml", "-i", "other.jsonl", "--backend", "sim", "--limit", "7"]
@@ -335,7 +319,7 @@ def test_options_of_run_change_what_is_looked_at(check: Check, job_dir: Path) ->
     assert " ".join(command).endswith("--set sampling.max_tokens=9 --limit 7")
 
 
-def test_a_batch_file_is_looked_at_as_it_is(check: Check, job_dir: Path) -> None:
+def test_a_batch_file_is_looked_at_as_it_is(check, job_dir):
     messages = [{"role": "user", "content": "id=r1 hello"}]
     body = {"model": "m", "messages": messages, "max_tokens": 5, "temperature": 0.5}
     line = {"custom_id": "r1", "method": "POST", "url": "/v1/chat/completions", "body": body}
@@ -347,18 +331,6 @@ def test_a_batch_file_is_looked_at_as_it_is(check: Check, job_dir: Path) -> None
     assert report["parameters"] == {"model": "m", "max_tokens": 5, "temperature": 0.5}
     lines = {"generating": 1, "without": 0}
     assert report["max_tokens"] == {"least": 5, "most": 5, "automatic": False, **lines}
-
-
-def test_a_key_is_never_shown(check: Check, job_dir: Path) -> None:
-    with FakeServer(flavour="vllm", api_key="s3cret") as fs:
-        write_job(job_dir, "x", 2, backend={"url": vllm(fs), "api_key_env": "KEY"})
-        plain = check(["job.yaml"], env={"KEY": "s3cret"})
-        as_json = check(["job.yaml", "--json"], env={"KEY": "s3cret"})
-        url = f"http://user:hunter2@{fs.address}/v1"
-        with_login = check(["job.yaml", "--backend", url, "--json"])
-    assert plain.code == as_json.code == 0
-    assert "s3cret" not in plain.out + plain.err + as_json.out + as_json.err
-    assert "hunter2" not in with_login.out + with_login.err
 
 
 def test_a_long_row_of_the_sample_does_not_stand_for_others(check, job_dir):
@@ -424,35 +396,6 @@ def test_a_check_looks_at_the_run_of_the_given_name(check, fs, job_dir, bagent):
     assert checked.err.splitlines()[-1] == run.err.splitlines()[-1]
     done = check(["job.yaml", "--name", "second"])
     assert (done.code, done.err.splitlines()[-1]) == (0, "next: bagent run job.yaml --name second")
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        (
-            {"prompt": "{{ Gene Symbol }} is"},
-            "a name with blanks is written {{ row['Gene Symbol'] }}",
-        ),
-        ({"steps": [{"prompt": "a"}]}, "it belongs to topology: {name: pipeline, steps: [...]}"),
-        ({"fanin": 4}, "it belongs to topology: {name: ..., fanin: ...}, or to a stage"),
-    ],
-    ids=["a name with blanks", "steps", "fanin"],
-)
-def test_a_mistake_in_a_job_names_what_to_write(job_dir, bagent, keys, message):
-    write_job(job_dir, "sim", 2, **keys)
-    done = bagent(["check", "job.yaml"])
-    assert done.code == 2
-    assert message in done.err
-
-
-def test_a_column_that_the_whole_row_hides_is_a_warning(job_dir, bagent):
-    rows = [{"id": "r1", "row": "x"}]
-    write_job(job_dir, "sim", rows, prompt="{{ row }}", model=None)
-    done = bagent(["check", "job.yaml"])
-    assert "the column row is {{ row.row }}" in done.out + done.err
-    write_job(job_dir, "sim", rows, prompt="{{ row.row }}", model=None)
-    done = bagent(["check", "job.yaml"])
-    assert "the column row is" not in done.out + done.err
 
 
 def test_a_row_that_alone_is_not_utf8_is_to_be_mended(job_dir, bagent):

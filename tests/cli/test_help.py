@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable
 
 import pytest
 
@@ -18,7 +17,6 @@ from bagent.cli.options import (
     complete_sites,
     complete_topics,
 )
-from support.cli import Completed
 from support.pages import GUIDES
 from support.stored_runs import make_run, stored
 
@@ -124,10 +122,7 @@ def test_json_is_for_programs(job_dir, bagent):
         assert json.loads(bagent([*command, "--json"]).out)
 
 
-Bagent = Callable[..., Completed]
-
-
-def test_prices_are_a_table_with_sources(bagent: Bagent) -> None:
+def test_prices_are_a_table_with_sources(bagent):
     done = bagent(["prices"])
     assert done.code == 0
     head, line, *rows = done.out.splitlines()

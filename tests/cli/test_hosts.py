@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from bagent.fleet.health_check import FleetHealthCheck
 from bagent.fleet.hostfile import read_hostfile
-from support.cli import Completed, Running
+from support.cli import Running
 from support.fake_server import FakeServer
 from support.http_servers import refusing_port
 from support.jumping_loop import ShiftedLoop, skip
 from support.replies import status
-
-Bagent = Callable[..., Completed]
 
 DEAD = "127.0.0.1:1999"
 
@@ -27,9 +24,7 @@ def write(folder: Path, *lines: str) -> Path:
     return path
 
 
-def test_a_table_of_all_endpoints_and_1_where_some_are_not_ready(
-    bagent: Bagent, job_dir: Path
-) -> None:
+def test_a_table_of_all_endpoints_and_1_where_some_are_not_ready(bagent, job_dir):
     with FakeServer(flavour="vllm", version="0.33.0", max_model_len=4096) as fs:
         hosts = write(job_dir, "# two", f"{fs.address} role=critic", f"{DEAD} role=worker")
         done = bagent(["hosts", hosts])
@@ -55,7 +50,7 @@ def test_a_table_of_all_endpoints_and_1_where_some_are_not_ready(
     assert "none ready: ready.txt not written" in done.err
 
 
-def test_all_ready_is_0_and_says_what_comes_next(bagent: Bagent, job_dir: Path) -> None:
+def test_all_ready_is_0_and_says_what_comes_next(bagent, job_dir):
     with FakeServer() as fs:
         done = bagent(["hosts", write(job_dir, fs.address)])
         assert sum(seen.method == "POST" for seen in fs.probes) == 1
@@ -66,9 +61,7 @@ def test_all_ready_is_0_and_says_what_comes_next(bagent: Bagent, job_dir: Path) 
     assert done.err.splitlines()[-1] == f"next: bagent run JOB.yaml --hostfile {job_dir}/hosts.txt"
 
 
-def test_the_hostfile_may_be_stdin_or_named_by_the_environment(
-    bagent: Bagent, job_dir: Path
-) -> None:
+def test_the_hostfile_may_be_stdin_or_named_by_the_environment(bagent, job_dir):
     with FakeServer() as fs:
         path = write(job_dir, fs.address)
         ways: list[tuple[list[str | Path], dict[str, str], str | None]] = [
@@ -83,7 +76,7 @@ def test_the_hostfile_may_be_stdin_or_named_by_the_environment(
     assert "AURORA_SWARM_HOSTFILE is read; its name is BAGENT_HOSTFILE now" in done.err
 
 
-def test_repeats_and_mistyped_tags_of_a_hostfile_are_noted(bagent: Bagent, job_dir: Path) -> None:
+def test_repeats_and_mistyped_tags_of_a_hostfile_are_noted(bagent, job_dir):
     """A node file of a batch system names a node once for each of its processes."""
     hosts = write(job_dir, *["localhost"] * 8, "127.0.0.1:1999 wieght=2 rack=7")
     done = bagent(["hosts", hosts, "--format", "json"])
@@ -106,9 +99,7 @@ def test_repeats_and_mistyped_tags_of_a_hostfile_are_noted(bagent: Bagent, job_d
         (["ok.txt", "--min-hosts", "2"], "--min-hosts 2: 1 endpoint is in the hostfile (leave it"),
     ],
 )
-def test_what_is_wrong_is_one_line_and_2(
-    bagent: Bagent, job_dir: Path, args: list[str], words: str
-) -> None:
+def test_what_is_wrong_is_one_line_and_2(bagent, job_dir, args, words):
     (job_dir / "ok.txt").write_text("node1\n")
     (job_dir / "bad.txt").write_text("node1\nnode2:x\n")
     (job_dir / "key.txt").write_text("node1 api_key_env=NO_SUCH_KEY\n")
@@ -118,7 +109,7 @@ def test_what_is_wrong_is_one_line_and_2(
     assert line.startswith("bagent: error: ") and words in line
 
 
-def test_keys_come_from_the_environment_and_are_never_shown(bagent: Bagent, job_dir: Path) -> None:
+def test_keys_come_from_the_environment_and_are_never_shown(bagent, job_dir):
     env = {"VLLM_API_KEY": "secret-1", "OTHER_KEY": "secret-2"}
     with FakeServer(api_key="secret-1") as first, FakeServer(api_key="secret-2") as second:
         hosts = write(job_dir, first.address, f"{second.address} api_key_env=OTHER_KEY")
@@ -128,7 +119,7 @@ def test_keys_come_from_the_environment_and_are_never_shown(bagent: Bagent, job_
     assert "secret" not in done.out + done.err
 
 
-def test_only_endpoints_with_the_model_are_ready(bagent: Bagent, job_dir: Path) -> None:
+def test_only_endpoints_with_the_model_are_ready(bagent, job_dir):
     with FakeServer(model="a") as first, FakeServer(model="b") as second:
         hosts = write(job_dir, first.address, second.address)
         done = bagent(["hosts", hosts, "--model", "b", "--min-hosts", "1"])
@@ -136,7 +127,7 @@ def test_only_endpoints_with_the_model_are_ready(bagent: Bagent, job_dir: Path) 
     assert "serves a, not b" in done.out
 
 
-def test_the_ready_ones_are_written_with_their_tags(bagent: Bagent, job_dir: Path) -> None:
+def test_the_ready_ones_are_written_with_their_tags(bagent, job_dir):
     with FakeServer() as first, FakeServer() as second:
         hosts = write(
             job_dir,
@@ -159,7 +150,7 @@ def test_the_ready_ones_are_written_with_their_tags(bagent: Bagent, job_dir: Pat
 
 
 @pytest.mark.process("concurrent")
-def test_waiting_ends_when_enough_came_up(job_dir: Path) -> None:
+def test_waiting_ends_when_enough_came_up(job_dir):
     server = FakeServer()
     with refusing_port() as server.port, FakeServer() as fs:
         hosts = write(job_dir, fs.address, server.address, DEAD)
@@ -195,9 +186,7 @@ def end_after(monkeypatch: pytest.MonkeyPatch, results: int) -> None:
     monkeypatch.setattr("bagent.backends.http.resolver.ResolverLoop", ShiftedLoop)
 
 
-def test_waiting_in_vain_is_75_and_the_table_is_there(
-    bagent: Bagent, job_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_in_vain_is_75_and_the_table_is_there(bagent, job_dir, monkeypatch):
     end_after(monkeypatch, results=2)
     with FakeServer() as fs, FakeServer({"*": [status(503, "Loading model")]}) as late:
         hosts = write(job_dir, fs.address, late.address)

@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from support.cli import Completed, Running
+from support.cli import Running
 from support.jobs import results
 from support.provider_bedrock import BedrockWire
 from support.provider_protocols import AnthropicWire, ModelAnswer, OpenAIWire, Wire
 from support.provider_server import Fault, serve_in_thread
 
-Bagent = Callable[..., Completed]
 SECRET = "key-5up3rs3cret"
 KEYS = {"OPENAI_API_KEY": SECRET, "ANTHROPIC_API_KEY": SECRET}
 AWS = {"AWS_ACCESS_KEY_ID": "AKIAEXAMPLE", "AWS_SECRET_ACCESS_KEY": SECRET}
@@ -27,6 +26,8 @@ QUESTION: list[dict[str, Any]] = [{"role": "user", "content": [{"type": "text", 
 
 
 def address(kind: str, url: str) -> str:
+    if kind == "bedrock":
+        return f"bedrock://us-east-1?endpoint={url}"
     return f"{kind}+http{url.removeprefix('http')}/v1"
 
 
@@ -49,9 +50,7 @@ def asked(url: str, run: Path) -> dict[str, Any]:
 
 @pytest.mark.process("signal")
 @pytest.mark.parametrize("kind", sorted(WIRES))
-def test_a_proxy_in_front_of_a_hosted_model_keeps_its_key_to_itself(
-    kind: str, job_dir: Path
-) -> None:
+def test_a_proxy_in_front_of_a_hosted_model_keeps_its_key_to_itself(kind, job_dir):
     with serve_in_thread(WIRES[kind](), ModelAnswer(text="fine")) as server:
         server.key = SECRET
         server.response_headers = {
@@ -75,10 +74,9 @@ def test_a_proxy_in_front_of_a_hosted_model_keeps_its_key_to_itself(
 
 
 @pytest.mark.slow  # boto3 and a whole proxy take seconds; the bridge itself is tested beside it
-def test_bedrock_is_proxied_as_a_server_of_openais_protocol(job_dir: Path) -> None:
+def test_bedrock_is_proxied_as_a_server_of_openais_protocol(job_dir):
     with serve_in_thread(BedrockWire(), Fault("throttled"), ModelAnswer(text="fine")) as server:
-        url = f"bedrock://us-east-1?endpoint={server.url}"
-        command = ["proxy", "--backend", url, "--port", "0", "-o", "run"]
+        command = ["proxy", "--backend", address("bedrock", server.url), "--port", "0", "-o", "run"]
         with Running(command, job_dir, AWS) as proxy:
             proxy.wait_for_out("/v1", 60)
             answer = asked(proxy.out.split()[0] + "/chat/completions", job_dir / "run")
@@ -94,42 +92,34 @@ def test_bedrock_is_proxied_as_a_server_of_openais_protocol(job_dir: Path) -> No
     assert has_no_secret(job_dir / "run")
 
 
-@pytest.mark.slow  # boto3 and a whole load test take seconds
-def test_bedrock_is_load_tested_with_its_own_streams(job_dir: Path, bagent: Bagent) -> None:
-    with serve_in_thread(
-        BedrockWire(), ModelAnswer(text="hello to all of you", completion=5)
-    ) as server:
-        url = f"bedrock://us-east-1?endpoint={server.url}"
-        command = ["bench", "--backend", url, "--model", "m-1", "-o", "out"]
-        options = ["--concurrency", "2", "--requests", "6", "--warmup", "0", "--repeats", "1"]
-        done = bagent([*command, *options], env=AWS)
-    assert done.code in (0, 3), done.err  # 3: this machine was the limit
-    summary = json.loads((job_dir / "out" / "summary.json").read_text())
-    (one,) = summary["endpoints"]
-    assert one["ok"] == 6
-    assert one["url"]
-    assert server.paths.count("/model/m-1/converse-stream") >= 6
-    assert "boto3" in done.err
-    assert has_no_secret(job_dir / "out")
-
-
-def test_a_hosted_model_is_load_tested_by_openais_protocol(job_dir: Path, bagent: Bagent) -> None:
-    with serve_in_thread(OpenAIWire(), ModelAnswer()) as server:
-        server.key = SECRET
-        command = ["bench", "--backend", address("anthropic", server.url), "--model", "m-1"]
+@pytest.mark.parametrize(
+    ("kind", "wire", "path", "note"),
+    [
+        ("anthropic", OpenAIWire, "/chat/completions", "OpenAI-compatible route"),
+        pytest.param(  # boto3 and a whole load test take seconds
+            "bedrock", BedrockWire, "/model/m-1/converse-stream", "boto3", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_hosted_model_is_load_tested_by_a_protocol_of_its_provider(
+    job_dir, bagent, kind, wire, path, note
+):
+    answer = ModelAnswer(text="hello to all of you", completion=5)
+    with serve_in_thread(wire(), answer) as server:
+        if kind != "bedrock":  # its requests are signed
+            server.key = SECRET
+        command = ["bench", "--backend", address(kind, server.url), "--model", "m-1", "-o", "out"]
         options = ["--concurrency", "2", "--requests", "8", "--warmup", "0", "--repeats", "1"]
-        done = bagent([*command, *options, "-o", "out"], env=KEYS)
+        done = bagent([*command, *options], env=KEYS | AWS)
     assert done.code in (0, 3), done.err  # 3: this machine was the limit
     summary = json.loads((job_dir / "out" / "summary.json").read_text())
-    (one,) = summary["endpoints"]
-    assert one["ok"] == 8
-    calls = [path for path in server.paths if path.endswith("/chat/completions")]
-    assert len(calls) >= 8
-    assert "OpenAI-compatible route" in done.err
+    assert [one["ok"] for one in summary["endpoints"]] == [8]
+    assert len([sent for sent in server.paths if sent.endswith(path)]) >= 8
+    assert note in done.err
     assert has_no_secret(job_dir / "out")
 
 
-def test_a_backend_and_a_hostfile_exclude_each_other(job_dir: Path, bagent: Bagent) -> None:
+def test_a_backend_and_a_hostfile_exclude_each_other(bagent):
     for command in ("proxy", "bench"):
         done = bagent([command, "--backend", "openai", "--hostfile", "h.txt"], env=KEYS)
         assert done.code == 2

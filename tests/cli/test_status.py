@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +21,7 @@ def described(bagent, run: str) -> dict:
     return json.loads(done.out)
 
 
-def test_answers_without_a_price_are_counted_beside_the_cost(bagent, job_dir: Path):
+def test_answers_without_a_price_are_counted_beside_the_cost(bagent, job_dir):
     outcomes = [stored(0, cost_usd=0.5), stored(1), stored(2), stored(3, cost_usd=0.25)]
     make_run(job_dir / "runs" / "review", outcomes)
     state = described(bagent, "review")
@@ -30,7 +29,7 @@ def test_answers_without_a_price_are_counted_beside_the_cost(bagent, job_dir: Pa
     assert "0.75, and 2 answers of unknown cost" in bagent(["status", "review"]).out
 
 
-def test_the_speed_of_an_ended_run_leaves_out_the_pause_between_its_starts(bagent, job_dir: Path):
+def test_the_speed_of_an_ended_run_leaves_out_the_pause_between_its_starts(bagent, job_dir):
     starts = [Start(100.0, ended_at=104.0, exit_code=75), Start(900.0, ended_at=901.0, exit_code=0)]
     outcomes = [stored(0, prompt_tokens=10, cached_tokens=8), stored(1, prompt_tokens=10)]
     make_run(job_dir / "runs" / "paused", outcomes, starts=starts)
@@ -44,7 +43,7 @@ def test_the_speed_of_an_ended_run_leaves_out_the_pause_between_its_starts(bagen
     assert described(bagent, "killed")["rows_per_s"] == described(bagent, "bare")["rows_per_s"]
 
 
-def test_time_to_the_end_speed_and_remaining_rows_of_a_running_run_agree(bagent, job_dir: Path):
+def test_time_to_the_end_speed_and_remaining_rows_of_a_running_run_agree(bagent, job_dir):
     starts = [Start(100.0, ended_at=104.0, exit_code=75), Start(9000.0)]
     run = make_run(job_dir / "runs" / "going", [stored(0), stored(1)], starts=starts)
     ProgressFile(run.path, "all").write(RunProgress(9001.0, 102, True, 100, 20.0, rows_per_s=5.0))
@@ -54,9 +53,7 @@ def test_time_to_the_end_speed_and_remaining_rows_of_a_running_run_agree(bagent,
     owner.release()
 
 
-def test_the_size_of_a_run_of_several_parts_does_not_depend_on_when_each_wrote_it(
-    bagent, job_dir: Path
-):
+def test_the_size_of_a_run_of_several_parts_does_not_depend_on_when_each_wrote_it(bagent, job_dir):
     """A killed run has more results than its parts last wrote, and as many rows."""
     run = make_run(job_dir / "runs" / "parts", [stored(n) for n in range(30)], starts=[])
     for part, remaining, eta in (("1-of-2", 40, 20.0), ("2-of-2", 45, 15.0)):
@@ -71,7 +68,7 @@ def test_the_size_of_a_run_of_several_parts_does_not_depend_on_when_each_wrote_i
     owner.release()
 
 
-def test_the_speed_is_that_of_all_parts_and_of_the_last_stage(bagent, job_dir: Path):
+def test_the_speed_is_that_of_all_parts_and_of_the_last_stage(bagent, job_dir):
     run = make_run(job_dir / "runs" / "parts", [stored(n) for n in range(5)], starts=[Start(1.0)])
     second = Journal.open(run.path, "2-of-2", clock=time.monotonic, report=print)
     for n in range(5):
@@ -85,9 +82,7 @@ def test_the_speed_is_that_of_all_parts_and_of_the_last_stage(bagent, job_dir: P
     assert described(bagent, "staged")["rows_per_s"] == round(2 / 8, 3)
 
 
-def test_several_stages_are_counted_each_and_an_answer_that_came_later_counts_once(
-    bagent, job_dir: Path
-):
+def test_several_stages_are_counted_each_and_an_answer_that_came_later_counts_once(bagent, job_dir):
     bad = {"status": "failed", "error_kind": "timeout"}
     work = [stored(0, stage="work", **bad), stored(1, stage="work", **bad), stored(1, stage="work")]
     make_run(job_dir / "runs" / "staged", [stored(0, stage="vote"), *work], stages=["vote", "work"])
@@ -104,7 +99,7 @@ def test_several_stages_are_counted_each_and_an_answer_that_came_later_counts_on
     assert 'stage work         {"ok":1,"failed":1}' in table
 
 
-def test_the_state_tells_running_from_ended_stopped_and_interrupted(bagent, job_dir: Path):
+def test_the_state_tells_running_from_ended_stopped_and_interrupted(bagent, job_dir):
     runs = job_dir / "runs"
     ends = {"ended": 0, "stopped": 75, "interrupted": None, "running": None}
     for number, (state, code) in enumerate(ends.items()):
@@ -118,7 +113,7 @@ def test_the_state_tells_running_from_ended_stopped_and_interrupted(bagent, job_
     assert described(bagent, "running")["state"] == "interrupted"
 
 
-def test_without_a_run_all_are_listed_latest_first(bagent, job_dir: Path):
+def test_without_a_run_all_are_listed_latest_first(bagent, job_dir):
     for number, name in enumerate(("first", "second", "third")):
         make_run(job_dir / "runs" / name, [stored(0)], starts=[Start(float(number), exit_code=0)])
     lines = bagent(["status"]).out.splitlines()
@@ -127,7 +122,7 @@ def test_without_a_run_all_are_listed_latest_first(bagent, job_dir: Path):
 
 
 @pytest.mark.process("concurrent")
-def test_a_run_that_goes_on_is_followed_to_its_end_by_its_directory_alone(job_dir: Path):
+def test_a_run_that_goes_on_is_followed_to_its_end_by_its_directory_alone(job_dir):
     make_run(job_dir / "runs" / "going", [stored(0)], starts=[Start(1.0, exit_code=75)])
     path = job_dir / "runs" / "going"
     owner = RunLock.acquire(path, "all")

@@ -27,7 +27,7 @@ def frame() -> pandas.DataFrame:
     return pandas.DataFrame({"review_id": ["a", "b"], "text": ["x", "y"]})
 
 
-def test_values_that_are_no_rows_are_refused_with_their_form(frame: pandas.DataFrame) -> None:
+def test_values_that_are_no_rows_are_refused_with_their_form(frame):
     import pyarrow
 
     one_each = r'rows=\[\{"text": value\} for value in values\]'
@@ -43,22 +43,29 @@ def test_values_that_are_no_rows_are_refused_with_their_form(frame: pandas.DataF
             bagent.run("job.yaml", rows=values)
 
 
-@pytest.mark.parametrize("options", ["--on-change continue", ["--on-change continue"]])
-def test_options_in_one_text_are_refused_with_the_list_to_write(options: Any) -> None:
-    with pytest.raises(UsageError, match=r'options=\["--on-change", "continue"\]'):
-        bagent.run("job.yaml", options=options)
+AS_LIST = r'options=\["--on-change", "continue"\]'
 
 
-def test_numbers_and_paths_may_be_options(fs: Any, job_dir: Path) -> None:
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: bagent.run("job.yaml", options="--on-change continue"), AS_LIST),
+        (lambda: bagent.run("job.yaml", options=["--on-change continue"]), AS_LIST),
+        (lambda: bagent.run("job.yaml", on_progress=True), "on_progress: True is no function"),
+        (lambda: bagent.run(3), "a job is a path or a dict, not a value of type int"),
+        (lambda: bagent.load_job({"backend": "sim"}), r"load_job takes a path.*run\(\{\.\.\.\}\)"),
+    ],
+    ids=["one text", "one text in a list", "progress", "run", "load_job"],
+)
+def test_an_argument_of_another_type_is_refused_at_once(call, message):
+    with pytest.raises(UsageError, match=message):
+        call()
+
+
+def test_numbers_and_paths_may_be_options(fs, job_dir):
     job = write_job(job_dir, fs.url, 3)
-    options: Any = ["--limit", 2, "--set=prompt.user=Say {{ text }}", "-i", Path("rows.jsonl")]
+    options = ["--limit", 2, "--set=prompt.user=Say {{ text }}", "-i", Path("rows.jsonl")]
     assert len(list(bagent.run(job, options=options))) == 2
-
-
-def test_progress_that_is_no_function_is_refused_at_once() -> None:
-    progress: Any = True
-    with pytest.raises(UsageError, match="on_progress: True is no function"):
-        bagent.run("job.yaml", on_progress=progress)
 
 
 @pytest.mark.parametrize(
@@ -71,48 +78,35 @@ def test_progress_that_is_no_function_is_refused_at_once() -> None:
         ({"stages": [{"kind": "map", "prompt": "x"}, {"kind": "mop"}]}, r"job: stages\.1\.kind: "),
     ],
 )
-def test_an_error_in_a_dict_names_its_key(keys: Any, place: str) -> None:
+def test_an_error_in_a_dict_names_its_key(keys, place):
     job = {"backend": "sim", "prompt": "{{ text }}", "limits": {"retries": 1}} | keys
     with pytest.raises(UsageError, match=f"^{place}"):
         list(bagent.run(job, rows=rows(1)))
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: bagent.load_job({"backend": "sim"}), r"load_job takes a path.*run\(\{\.\.\.\}\)"),  # type: ignore[arg-type]
-        (lambda: bagent.run(3), "a job is a path or a dict, not a value of type int"),  # type: ignore[arg-type]
-    ],
-    ids=["load_job", "run"],
-)
-def test_a_job_of_another_type_is_refused_at_once(call: Any, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        call()
-
-
-def test_a_pydantic_model_is_an_output_schema(fs: Any) -> None:
+def test_a_pydantic_model_is_an_output_schema(fs, dict_job):
     class Review(pydantic.BaseModel):
         label: Literal["wet", "dry"]
 
     fs.set_script({"*": [ok('{"label": "wet"}')]})
-    job = {"backend": f"{fs.url}/v1", "model": "m", "prompt": "x", "output": {"schema": Review}}
-    assert [result.output for result in bagent.run(job, rows=rows(1))] == [{"label": "wet"}]
+    (result,) = bagent.run(dict_job | {"output": {"schema": Review}}, rows=rows(1))
+    assert result.output == {"label": "wet"}
     with pytest.raises(UsageError, match="a value of type type has no form in JSON"):
-        list(bagent.run(job | {"output": {"schema": int}}, rows=rows(1)))
+        list(bagent.run(dict_job | {"output": {"schema": int}}, rows=rows(1)))
 
 
-def test_the_types_of_arguments_can_be_resolved() -> None:
+def test_the_types_of_arguments_can_be_resolved():
     for function in (bagent.run, bagent.load_job, bagent.open_run, bagent.OpenedRun.results):
         assert "return" in get_type_hints(function)
 
 
 @pytest.mark.process("a run in a process of its own")
-def test_an_error_in_the_dict_of_a_run_in_a_process_names_its_key() -> None:
+def test_an_error_in_the_dict_of_a_run_in_a_process_names_its_key():
     with pytest.raises(UsageError, match=r"^job: promt: unknown key promt "):
         list(bagent.run({"backend": "sim", "promt": "x"}, rows=rows(1), process=True))
 
 
-def test_the_path_of_a_line_counts_items_and_leaves_what_has_ended() -> None:
+def test_the_path_of_a_line_counts_items_and_leaves_what_has_ended():
     lines = ["{", ' "a": {', '  "b": 1', " },", ' "c": [', "  1,", "  {", '   "d\\"": "e: f"']
     paths = ["", "a", "a.b", "a", "c", "c.0", "c.1", 'c.1.d"']
     assert [key_path("\n".join(lines), n) for n in range(1, 9)] == paths
@@ -139,26 +133,24 @@ def test_the_path_of_a_line_counts_items_and_leaves_what_has_ended() -> None:
         ("--limitless and --limit-x stay", "--limitless and --limit-x stay"),
     ],
 )  # fmt: skip
-def test_options_in_messages_are_arguments_in_python(text: str, python: str) -> None:
+def test_options_in_messages_are_arguments_in_python(text, python):
     assert in_python(text) == python
 
 
-def test_a_wrong_option_is_named_as_in_python() -> None:
+def test_a_wrong_option_is_named_as_in_python():
     run = bagent.run({"backend": "sim", "prompt": "x"}, rows=rows(1), options=["--backend", "foo"])
     with pytest.raises(UsageError, match=r'^options=\["--backend"\]: unknown backend foo '):
         list(run)
     assert run.exit_code == 2
 
 
-def test_a_server_that_is_down_names_the_option_to_wait() -> None:
+def test_a_server_that_is_down_names_the_option_to_wait():
     job = {"backend": "http://127.0.0.1:9", "prompt": "{{ text }}"}
     with pytest.raises(bagent.errors.BagentError, match=r'options=\["--wait-hosts", "10m"\]'):
         list(bagent.run(job, rows=rows(1), options=["--wait-hosts", "0.1s"]))
 
 
-def test_a_column_that_names_the_rows_is_known_by_its_name_and_values(
-    frame: pandas.DataFrame,
-) -> None:
+def test_a_column_that_names_the_rows_is_known_by_its_name_and_values(frame):
     import pyarrow
 
     assert id_column(frame) == "review_id"
@@ -172,9 +164,7 @@ def test_a_column_that_names_the_rows_is_known_by_its_name_and_values(
     assert id_column(rows(2)) is None
 
 
-def test_the_column_that_would_name_the_rows_is_told_once(
-    dict_job: dict[str, Any], caplog: pytest.LogCaptureFixture, frame: pandas.DataFrame
-) -> None:
+def test_the_column_that_would_name_the_rows_is_told_once(dict_job, caplog, frame):
     list(bagent.run(dict_job, rows=frame))
     message = "rows are named by their content; `id: review_id` names them by that column"
     assert caplog.messages.count(message) == 1
@@ -184,7 +174,7 @@ def test_the_column_that_would_name_the_rows_is_told_once(
     assert message not in caplog.messages
 
 
-def test_a_mistyped_table_is_named_with_the_nearest(fs: Any, job_dir: Path) -> None:
+def test_a_mistyped_table_is_named_with_the_nearest(fs, job_dir):
     list(bagent.run(write_job(job_dir, fs.url, 1)))
     with pytest.raises(UsageError, match=r"answer: no such table or view .did you mean answers"):
         bagent.open_run("job").rows("answer")

@@ -20,7 +20,7 @@ def read(job_dir: Path) -> Any:
     return bagent.open_run("r")
 
 
-def test_a_run_is_read_as_values_and_as_frames(read: Any) -> None:
+def test_a_run_is_read_as_values_and_as_frames(read):
     assert [r.output for r in read.results(statuses=["ok"])] == [{"score": 0}, {"score": 1}]
     assert read.summary().statuses == {"ok": 2, "failed": 1}
     assert list(read.df()["id"]) == ["r0", "r1", "r2"]
@@ -31,7 +31,7 @@ def test_a_run_is_read_as_values_and_as_frames(read: Any) -> None:
         bagent.open_run("rr")
 
 
-def test_a_run_is_read_as_a_polars_frame(read: Any) -> None:
+def test_a_run_is_read_as_a_polars_frame(read):
     polars = pytest.importorskip("polars")
     frame = read.pl("answers")
     assert isinstance(frame, polars.DataFrame)
@@ -48,9 +48,7 @@ def test_a_run_is_read_as_a_polars_frame(read: Any) -> None:
     ],
     ids=["numbers", "mixed", "one without an id"],
 )
-def test_ids_are_numbers_in_a_frame_where_all_rows_have_numbers(
-    job_dir: Path, ids: list[Any], expected: list[Any]
-) -> None:
+def test_ids_are_numbers_in_a_frame_where_all_rows_have_numbers(job_dir, ids, expected):
     outcomes = [stored(row, id=id_) for row, id_ in enumerate(ids)]
     make_run(job_dir / "runs" / "ids", outcomes, answer_columns=[("score", "BIGINT")])
     opened = bagent.open_run("ids")
@@ -58,7 +56,7 @@ def test_ids_are_numbers_in_a_frame_where_all_rows_have_numbers(
     assert opened.arrow("select id from results").column("id").to_pylist() == expected
 
 
-def test_one_status_may_be_a_text_and_an_unknown_one_is_an_error(read: Any) -> None:
+def test_one_status_may_be_a_text_and_an_unknown_one_is_an_error(read):
     assert [r.id for r in read.results(statuses="failed")] == ["r2"]
     with pytest.raises(UsageError, match=r"statuses fail: no such status \(did you mean failed\?"):
         read.results(statuses=["fail"])

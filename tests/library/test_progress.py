@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,7 +42,7 @@ class Cell:
         self.shown[-1] = bundle
 
 
-def test_every_state_takes_the_place_of_the_one_before() -> None:
+def test_every_state_takes_the_place_of_the_one_before():
     cell = Cell()
     show = NotebookProgress(cell.display)
     show(state())
@@ -59,7 +58,7 @@ def shell(**parts: Any) -> Any:
     return SimpleNamespace(get_ipython=lambda: SimpleNamespace(**parts))
 
 
-def test_only_a_notebook_is_shown_to_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_notebook_is_shown_to_as_one(monkeypatch):
     cell = Cell()
     monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=cell.display))
     for module, found in (
@@ -72,7 +71,7 @@ def test_only_a_notebook_is_shown_to_as_one(monkeypatch: pytest.MonkeyPatch) -> 
         assert notebook_display() == found
 
 
-def test_states_count_the_rows_that_a_program_gives_before_a_server_answers() -> None:
+def test_states_count_the_rows_that_a_program_gives_before_a_server_answers():
     states: list[dict[str, Any]] = []
     job = {"backend": "http://127.0.0.1:9", "prompt": "{{ text }}"}
     options = ["--wait-hosts", "0.1s", "--limit", "3"]
@@ -82,7 +81,7 @@ def test_states_count_the_rows_that_a_program_gives_before_a_server_answers() ->
     assert states[-1]["ok"] == 0
 
 
-def test_no_state_comes_twice(fs: Any, job_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_state_comes_twice(fs, job_dir, monkeypatch):
     monkeypatch.setattr("bagent.observe.progress.FIRST_S", 0.0)
     states: list[dict[str, Any]] = []
     list(run(write_job(job_dir, fs.url, 3), on_progress=states.append))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,9 +19,7 @@ from support.replies import ok, slow
     [False, pytest.param(True, marks=pytest.mark.process("a run in a process of its own"))],
     ids=["thread", "process"],
 )
-def test_rows_of_an_interrupted_start_are_sent_only_when_given_again(
-    process: bool, job: Path, fs: Any
-) -> None:
+def test_rows_of_an_interrupted_start_are_sent_only_when_given_again(process, job, fs):
     fs.set_script({"r1": [ok("fine")], "*": [slow(0.5, ok("fine"))]})
     with bagent.run(job, rows=rows(30), options=["--set", "limits.concurrency=2"]) as first:
         for _ in first:
@@ -43,7 +40,7 @@ def test_rows_of_an_interrupted_start_are_sent_only_when_given_again(
     assert {r.id for r in bagent.open_run("job")} == sent | {"r2", "r29", "r30"}
 
 
-def test_finished_rows_come_from_the_run_in_the_order_of_this_start(job: Path, fs: Any) -> None:
+def test_finished_rows_come_from_the_run_in_the_order_of_this_start(job, fs):
     list(bagent.run(job, rows=rows(4)))
     mixed = [rows(5)[4], *reversed(rows(4))]
     assert [r.id for r in bagent.run(job, rows=mixed, ordered=True)] == [r["id"] for r in mixed]
@@ -51,9 +48,7 @@ def test_finished_rows_come_from_the_run_in_the_order_of_this_start(job: Path, f
     assert len(fs.requests) == 5
 
 
-def test_an_edited_row_gets_a_new_answer_that_replaces_the_old(
-    job: Path, fs: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_edited_row_gets_a_new_answer_that_replaces_the_old(job, fs, caplog):
     caplog.set_level("INFO", logger="bagent")
     before = [r.text for r in bagent.run(job, rows=rows(3), ordered=True)]
     fs.set_script({"*": [ok("new")]})
@@ -72,7 +67,7 @@ def test_an_edited_row_gets_a_new_answer_that_replaces_the_old(
     assert "came before" not in caplog.text
 
 
-def test_failed_rows_that_are_not_given_again_leave_the_run(job: Path) -> None:
+def test_failed_rows_that_are_not_given_again_leave_the_run(job):
     mixed: list[Any] = [*rows(2), "no row"]
     first = bagent.run(job, rows=mixed)
     assert len(list(first)) == 3
@@ -85,7 +80,7 @@ def test_failed_rows_that_are_not_given_again_leave_the_run(job: Path) -> None:
     assert len(bagent.open_run("job").df()) == 2
 
 
-def test_a_changed_id_is_refused_before_anything_is_sent(dict_job: dict[str, Any], fs: Any) -> None:
+def test_a_changed_id_is_refused_before_anything_is_sent(dict_job, fs):
     values = [{"review_id": row["id"], "text": row["text"]} for row in rows(3)]
     list(bagent.run(dict_job, rows=values))
     with pytest.raises(ChangedError, match="id changed"):
@@ -93,14 +88,14 @@ def test_a_changed_id_is_refused_before_anything_is_sent(dict_job: dict[str, Any
     assert len(fs.requests) == 3
 
 
-def test_a_call_that_sends_nothing_leaves_the_speed_of_the_run(job: Path) -> None:
+def test_a_call_that_sends_nothing_leaves_the_speed_of_the_run(job):
     list(bagent.run(job, rows=rows(3)))
     before = bagent.open_run("job").summary().rows_per_second
     list(bagent.run(job, rows=rows(3)))
     assert bagent.open_run("job").summary().rows_per_second == before is not None
 
 
-def test_a_refused_call_leaves_the_run_as_it_was(job: Path) -> None:
+def test_a_refused_call_leaves_the_run_as_it_was(job):
     list(bagent.run(job, rows=rows(3)))
     before = [r.input for r in bagent.open_run("job").results(with_input=True)]
     with pytest.raises(JobError, match="text is not in the first row"):
@@ -108,16 +103,14 @@ def test_a_refused_call_leaves_the_run_as_it_was(job: Path) -> None:
     assert [r.input for r in bagent.open_run("job").results(with_input=True)] == before == rows(3)
 
 
-def test_a_job_that_was_refused_by_its_rows_can_be_corrected(dict_job: dict[str, Any]) -> None:
+def test_a_job_that_was_refused_by_its_rows_can_be_corrected(dict_job):
     wrong = dict_job | {"prompt": "{{ txt }}"}
     with pytest.raises(JobError, match="txt is in none of the first 2 rows"):
         list(bagent.run(wrong, rows=rows(2)))
     assert len(list(bagent.run(dict_job, rows=rows(2)))) == 2
 
 
-def test_status_names_the_call_that_goes_on(
-    dict_job: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_names_the_call_that_goes_on(dict_job, capsys):
     endless = ({"id": number, "text": "more"} for number in count())
     with bagent.run(dict_job, rows=endless, name="reviews", options=["--no-canary"]) as run:
         next(iter(run))
@@ -127,9 +120,7 @@ def test_status_names_the_call_that_goes_on(
     assert last == ["next", f"{call}, with the same job and rows"]
 
 
-def test_status_counts_rows_that_were_copied_from_an_earlier_run(
-    job: Path, fs: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_counts_rows_that_were_copied_from_an_earlier_run(job, fs, capsys):
     list(bagent.run(job, rows=rows(3), name="first"))
     list(bagent.run(job, rows=rows(4), name="second", options=["--reuse", "first"]))
     assert len(fs.requests) == 4
@@ -138,7 +129,7 @@ def test_status_counts_rows_that_were_copied_from_an_earlier_run(
     assert "3 from equal requests, not sent; tokens are of others" in shown
 
 
-def test_finished_rows_come_without_a_server(dict_job: dict[str, Any]) -> None:
+def test_finished_rows_come_without_a_server(dict_job):
     list(bagent.run(dict_job, rows=rows(3)))
     gone = dict_job | {"backend": "http://127.0.0.1:9"}
     for ordered in (False, True):
@@ -149,9 +140,7 @@ def test_finished_rows_come_without_a_server(dict_job: dict[str, Any]) -> None:
         list(bagent.run(gone, rows=rows(4), options=["--wait-hosts", "0.1s"]))
 
 
-def test_progress_leaves_out_failed_rows_that_are_not_given_again(
-    job: Path, fs: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_leaves_out_failed_rows_that_are_not_given_again(job, fs, monkeypatch):
     monkeypatch.setattr("bagent.observe.progress.FIRST_S", 0.0)
     monkeypatch.setattr("bagent.observe.progress.INTERVAL_S", 0.0)
     mixed: list[Any] = [*rows(2), "no row", "no row either"]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
 
 import duckdb
 import pytest
 
 from bagent.observe import progress
-from bagent.observe.counters import RunCounters, estimate_to_do
+from bagent.observe.counters import estimate_to_do
 from bagent.observe.formatting import rate
 from bagent.observe.next_step import Advice
 from bagent.observe.snapshot import CacheRate, Caches, LogHistogram, RunTotals, TokenCount
@@ -20,7 +19,7 @@ from bagent.store.totals import Totals
 from bagent.types import EndpointSample
 
 
-def test_what_nobody_told_is_unknown_and_not_zero(tally: RunCounters, make: Any) -> None:
+def test_what_nobody_told_is_unknown_and_not_zero(tally, make):
     s = make.snapshot(tally)
     assert (s.total, s.ok, s.failed, s.this_start.copied, s.elapsed_s) == (0, 0, 0, 0, 0.0)
     assert s.tokens.prompt == TokenCount(total=None, unknown=0)
@@ -38,7 +37,7 @@ def test_what_nobody_told_is_unknown_and_not_zero(tally: RunCounters, make: Any)
     assert s.latency.p50 == pytest.approx(50, rel=0.01)
 
 
-def test_unknown_token_counts_are_told_not_taken_as_zero(tally: RunCounters, make: Any) -> None:
+def test_unknown_token_counts_are_told_not_taken_as_zero(tally, make):
     tally.outcomes([make.outcome(0, prompt_tokens=5, completion_tokens=7, cached_tokens=0)])
     tally.outcomes([make.outcome(1)])
     tally.outcomes([make.outcome(2, prompt_tokens=5, completion_tokens=None)])
@@ -54,9 +53,7 @@ def test_unknown_token_counts_are_told_not_taken_as_zero(tally: RunCounters, mak
     assert make.snapshot(tally).tokens.without_counts == 3, "a row without an answer has no counts"
 
 
-def test_the_recent_speed_forgets_what_is_older_than_30_s(
-    tally: RunCounters, make: Any, clock: Any
-) -> None:
+def test_the_recent_speed_forgets_what_is_older_than_30_s(tally, make, clock):
     for row in range(60):
         tally.outcomes([make.outcome(row, prompt_tokens=10, completion_tokens=5)])
     assert make.snapshot(tally).overall.rows_per_s == 0
@@ -75,7 +72,7 @@ def test_the_recent_speed_forgets_what_is_older_than_30_s(
     assert progress.speed(s)[0].text == "1.00 results/s"
 
 
-def test_requests_tries_retries_and_throttling_are_counted(tally: RunCounters, make: Any) -> None:
+def test_requests_tries_retries_and_throttling_are_counted(tally, make):
     for _ in range(3):
         tally.attempts([make.attempt("g1", group_size=3, status_code=200)])
     for _ in range(2):
@@ -90,7 +87,7 @@ def test_requests_tries_retries_and_throttling_are_counted(tally: RunCounters, m
     assert (s.requests, s.throttled) == (4, 2), "the fleet counts those that belong to no row"
 
 
-def test_the_end_is_reckoned_from_size_and_speed(tally: RunCounters, make: Any, clock: Any) -> None:
+def test_the_end_is_reckoned_from_size_and_speed(tally, make, clock):
     for row in range(100):
         clock.now += 0.1
         tally.outcomes([make.outcome(row)])
@@ -110,9 +107,7 @@ def test_the_end_is_reckoned_from_size_and_speed(tally: RunCounters, make: Any, 
 
 
 @pytest.mark.parametrize(("most", "total"), [(150, 150), (1000, 400), (110, 120)])
-def test_a_limit_bounds_the_rows_that_are_expected(
-    tally: RunCounters, make: Any, most: int, total: int
-) -> None:
+def test_a_limit_bounds_the_rows_that_are_expected(tally, make, most, total):
     for row in range(100):
         tally.outcomes([make.outcome(row)])
     feed = make.feed(read=120, position=1200, size=4000, ended=False, most=most)
@@ -120,9 +115,7 @@ def test_a_limit_bounds_the_rows_that_are_expected(
 
 
 @pytest.mark.parametrize(("rows", "speed"), [(9, 9 / 50), (10, 10 / 29)])
-def test_the_speed_that_is_shown_leads_to_the_eta(
-    tally: RunCounters, make: Any, clock: Any, rows: int, speed: float
-) -> None:
+def test_the_speed_that_is_shown_leads_to_the_eta(tally, make, clock, rows, speed):
     clock.now += 30
     for row in range(rows):
         tally.outcomes([make.outcome(row, completion_tokens=2)])
@@ -133,9 +126,7 @@ def test_the_speed_that_is_shown_leads_to_the_eta(
     assert shown == [f"{rate(speed)} rows/s", f"{rate(2 * speed)} tok/s"]
 
 
-def test_where_the_speed_changed_the_end_is_a_range(
-    tally: RunCounters, make: Any, clock: Any
-) -> None:
+def test_where_the_speed_changed_the_end_is_a_range(tally, make, clock):
     for row in range(100):
         clock.now += 1
         tally.outcomes([make.outcome(row)])
@@ -150,9 +141,7 @@ def test_where_the_speed_changed_the_end_is_a_range(
     assert progress.arrival(s) == "ETA 6.0s to 19s"
 
 
-def test_the_cost_at_the_end_is_a_range_by_the_answers_so_far(
-    tally: RunCounters, make: Any
-) -> None:
+def test_the_cost_at_the_end_is_a_range_by_the_answers_so_far(tally, make):
     fleet = make.fleet(in_flight=300)
     for row in range(19):
         tally.outcomes([make.outcome(row, cost_usd=0.01)])
@@ -201,14 +190,14 @@ SIXTEEN = {"in_flight": 16, "ready": 16}
          10),
     ],
 )  # fmt: skip
-def test_what_is_left_is_unknown_only_where_the_size_is(make, done, fleet, feed, to_do) -> None:
+def test_what_is_left_is_unknown_only_where_the_size_is(make, done, fleet, feed, to_do):
     usual = {"in_flight": 1, "ready": 1, "retrying": 1}
     open_rows = sum((usual | fleet).values())
     assert estimate_to_do(done, open_rows, make.feed(**feed)) == to_do
 
 
 @pytest.mark.parametrize("count", [1, 2, 10, 88])
-def test_percentiles_of_the_summary_are_those_of_the_views(make: Any, count: int) -> None:
+def test_percentiles_of_the_summary_are_those_of_the_views(make, count):
     values = [float(1 + 7919 * n % 997) for n in range(count)]
     histogram = LogHistogram()
     histogram.add(values)
@@ -227,7 +216,7 @@ def test_percentiles_of_the_summary_are_those_of_the_views(make: Any, count: int
         ([0.01, 1e9], (2, 500000000.005, 1e9)),
     ],
 )
-def test_count_mean_and_maximum_are_exact(values, expected) -> None:
+def test_count_mean_and_maximum_are_exact(values, expected):
     histogram = LogHistogram()
     histogram.add(values[:2])
     histogram.add(values[2:])
@@ -236,7 +225,7 @@ def test_count_mean_and_maximum_are_exact(values, expected) -> None:
     assert (found.p50 is None) == (histogram.quantile(0.5) is None) == (not values)
 
 
-def test_impossible_durations_are_counted_at_the_ends() -> None:
+def test_impossible_durations_are_counted_at_the_ends():
     histogram = LogHistogram()
     histogram.add([math.nan, 5.0, -3.0, 0.0, math.inf, 1e300])
     assert histogram.count == 6
@@ -245,7 +234,7 @@ def test_impossible_durations_are_counted_at_the_ends() -> None:
     assert math.isfinite(histogram.total)
 
 
-def test_buckets_hold_every_value_under_their_bound() -> None:
+def test_buckets_hold_every_value_under_their_bound():
     histogram = LogHistogram()
     values = [3.0, 40.0, 41.0, 500.0]
     histogram.add(values)

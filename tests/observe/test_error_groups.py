@@ -29,7 +29,7 @@ SAME = [
 
 
 @pytest.mark.parametrize(("one", "other"), SAME)
-def test_errors_that_differ_in_details_are_one_group(make: Any, one: str, other: str) -> None:
+def test_errors_that_differ_in_details_are_one_group(make, one, other):
     groups = ErrorGroups()
     add(groups, make, one, 12345, endpoint=None)
     add(groups, make, other, endpoint=None, id="omega")
@@ -49,7 +49,7 @@ DIFFERENT = [
 
 
 @pytest.mark.parametrize(("one", "other"), DIFFERENT)
-def test_errors_of_different_cause_stay_apart(make: Any, one: str, other: str) -> None:
+def test_errors_of_different_cause_stay_apart(make, one, other):
     groups = ErrorGroups()
     add(groups, make, one)
     add(groups, make, other)
@@ -58,7 +58,7 @@ def test_errors_of_different_cause_stay_apart(make: Any, one: str, other: str) -
     assert [group.count for group in groups.groups()] == [2, 1, 1], "kinds are apart, largest first"
 
 
-def test_texts_endpoints_and_groups_are_bounded(make: Any) -> None:
+def test_texts_endpoints_and_groups_are_bounded(make):
     groups = ErrorGroups()
     for row in range(500):
         add(groups, make, "x " * 10_000, row, endpoint=f"http://h{row}")
@@ -84,11 +84,11 @@ STATUSES = {
 
 
 @pytest.mark.parametrize("text", STATUSES)
-def test_the_http_status_is_found_in_the_text(text: str) -> None:
+def test_the_http_status_is_found_in_the_text(text):
     assert http_status(text) == STATUSES[text]
 
 
-def test_a_group_carries_its_first_row_as_example(make: Any) -> None:
+def test_a_group_carries_its_first_row_as_example(make):
     groups = ErrorGroups()
     add(groups, make, "HTTP 500: \x1b[2Jx\ny", row=3, source="a.jsonl", line=9)
     add(groups, make, "HTTP 500: \x1b[2Jx\ny", row=4, endpoint="http://127.0.0.1:8001")
@@ -102,7 +102,7 @@ def test_a_group_carries_its_first_row_as_example(make: Any) -> None:
     assert (group.kind, group.text) == ("truncated", "length"), "there is no error text"
 
 
-def test_a_group_names_its_endpoints_and_failures_on_this_machine_have_none(make: Any) -> None:
+def test_a_group_names_its_endpoints_and_failures_on_this_machine_have_none(make):
     groups = ErrorGroups()
     for host in ("alpha", "beta"):
         add(groups, make, f"{host}:8000 can't answer", id="a", endpoint=f"http://{host}:8000")
@@ -118,7 +118,7 @@ def letters(number: int) -> str:
     return "".join(chr(ord("a") + int(digit)) for digit in str(number))
 
 
-def test_a_late_outage_is_found_among_many_rare_errors(make: Any) -> None:
+def test_a_late_outage_is_found_among_many_rare_errors(make):
     groups = ErrorGroups()
     for row in range(250):
         add(groups, make, f"old {letters(row % 50)}", row)

@@ -2,16 +2,13 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from bagent.errors import JobError
 from bagent.observe.progress import NoProgress, Progress, make_progress, one_line
-from bagent.observe.snapshot import Snapshot
 
-Busy = Callable[..., Snapshot]
 TERMINAL = {"TERM": "xterm-256color"}
 
 
@@ -20,7 +17,7 @@ def plain(clock: Any) -> tuple[Progress, io.StringIO]:
     return make_progress("plain", stream, is_tty=False, env={}, clock=clock), stream
 
 
-def test_a_plain_line_says_everything_once(busy: Busy, clock: Any) -> None:
+def test_a_plain_line_says_everything_once(busy, clock):
     progress, stream = plain(clock)
     progress.start("gene-review: 4 endpoints")
     clock.now += 2
@@ -34,7 +31,7 @@ def test_a_plain_line_says_everything_once(busy: Busy, clock: Any) -> None:
     )
 
 
-def test_a_line_tells_the_stages_where_there_are_several(tally: Any, make: Any) -> None:
+def test_a_line_tells_the_stages_where_there_are_several(tally, make):
     tally.outcomes([make.outcome(0, stage="plan")])
     assert "plan" not in one_line(make.snapshot(tally))
     for number in range(9):
@@ -44,14 +41,14 @@ def test_a_line_tells_the_stages_where_there_are_several(tally: Any, make: Any) 
     assert "work6 0 ok, 1 failed, +2 stages; " in line
 
 
-def test_a_start_with_nothing_to_do_has_no_speed(tally: Any, make: Any, clock: Any) -> None:
+def test_a_start_with_nothing_to_do_has_no_speed(tally, make, clock):
     clock.now += 1
     feed = make.feed(read=3, skipped=3, ended=True, size=3, position=3)
     line = one_line(make.snapshot(tally, feed=feed, earlier={"ok": 3}))
     assert line == "[1.0s] 3 of 3 rows (100 %), 3 ok, this start: 0 sent"
 
 
-def test_plain_lines_hold_no_control_codes(busy: Busy, clock: Any) -> None:
+def test_plain_lines_hold_no_control_codes(busy, clock):
     progress, stream = plain(clock)
     progress.start("run \x1b[1m")
     for _ in range(5):
@@ -67,7 +64,7 @@ def test_plain_lines_hold_no_control_codes(busy: Busy, clock: Any) -> None:
     assert "nothing finished for 3m00s" in stream.getvalue()
 
 
-def test_the_first_plain_line_comes_after_2_s_then_one_each_10_s(busy: Busy, clock: Any) -> None:
+def test_the_first_plain_line_comes_after_2_s_then_one_each_10_s(busy, clock):
     progress, stream = plain(clock)
     progress.start("run")
     begin = clock.now
@@ -91,7 +88,7 @@ def test_the_first_plain_line_comes_after_2_s_then_one_each_10_s(busy: Busy, clo
          ["ETA 1m00s", "throttling begins", "throttling ended"]),
     ],
 )  # fmt: skip
-def test_what_changes_gets_a_line_at_once_and_no_flood(busy, clock, changes, ends) -> None:
+def test_what_changes_gets_a_line_at_once_and_no_flood(busy, clock, changes, ends):
     progress, stream = plain(clock)
     clock.now += 1
     for number, change in enumerate(changes):
@@ -105,7 +102,7 @@ def test_what_changes_gets_a_line_at_once_and_no_flood(busy, clock, changes, end
     assert len(stream.getvalue()[size:].splitlines()) <= 2
 
 
-def test_a_pipe_as_input_shows_rows_without_a_total(tally: Any, make: Any, clock: Any) -> None:
+def test_a_pipe_as_input_shows_rows_without_a_total(tally, make, clock):
     progress, stream = plain(clock)
     clock.now += 2
     tally.outcomes([make.outcome(0)])
@@ -114,7 +111,7 @@ def test_a_pipe_as_input_shows_rows_without_a_total(tally: Any, make: Any, clock
     assert stream.getvalue() == "[2.0s] 1 row, 1 ok; 0/64 in flight; 0.50 rows/s, ETA ?\n"
 
 
-def test_json_mode_writes_one_object_a_line(busy: Busy, clock: Any) -> None:
+def test_json_mode_writes_one_object_a_line(busy, clock):
     stream = io.StringIO()
     progress = make_progress("json", stream, is_tty=True, env=TERMINAL, clock=clock)
     progress.start("gene-review")
@@ -139,9 +136,7 @@ def test_json_mode_writes_one_object_a_line(busy: Busy, clock: Any) -> None:
     assert events[1]["tokens"]["reasoning"] == {"total": None, "unknown": 1200}
 
 
-def test_json_mode_accounts_for_errors_that_it_leaves_out(
-    tally: Any, make: Any, clock: Any
-) -> None:
+def test_json_mode_accounts_for_errors_that_it_leaves_out(tally, make, clock):
     for row, word in enumerate("abcdefghijklmno"):
         tally.outcomes([make.outcome(row, "failed", error_kind="rejected", error=word * 3)])
     stream = io.StringIO()
@@ -165,9 +160,7 @@ def test_json_mode_accounts_for_errors_that_it_leaves_out(
         ("plain", True, TERMINAL, False),
     ],
 )
-def test_the_live_display_needs_a_terminal(
-    mode: Any, is_tty: bool, env: dict[str, str], live: bool, busy: Busy, clock: Any
-) -> None:
+def test_the_live_display_needs_a_terminal(mode, is_tty, env, live, busy, clock):
     stream = io.StringIO()
     progress = make_progress(mode, stream, is_tty=is_tty, width=80, env=env, clock=clock)
     progress.start("run")
@@ -179,7 +172,7 @@ def test_the_live_display_needs_a_terminal(
 
 
 @pytest.mark.parametrize("mode", ["auto", "rich", "plain", "json", "none"])
-def test_a_closed_standard_error_stops_no_display(mode: Any, busy: Busy, clock: Any) -> None:
+def test_a_closed_standard_error_stops_no_display(mode, busy, clock):
     stream = io.StringIO()
     progress = make_progress(mode, stream, is_tty=True, width=80, env=TERMINAL, clock=clock)
     progress.start("run")
@@ -193,5 +186,5 @@ def test_a_closed_standard_error_stops_no_display(mode: Any, busy: Busy, clock: 
     progress.stop()
     assert stream.closed
     with pytest.raises(JobError, match="auto, rich, plain, json, none"):
-        make_progress("fancy", io.StringIO(), is_tty=False)  # type: ignore[arg-type]
+        make_progress("fancy", io.StringIO(), is_tty=False)
     assert isinstance(make_progress("auto", None, is_tty=False), NoProgress)

@@ -12,10 +12,10 @@ STAMP = "2026-01-02T03:04:05.678Z"
 
 
 def opened(path: Path, **parts: object) -> RunLog:
-    return RunLog(path, clock=lambda: WHEN, **parts)  # type: ignore[arg-type]
+    return RunLog(path, clock=lambda: WHEN, **parts)
 
 
-def test_a_message_has_time_level_and_text_behind_earlier_ones(tmp_path: Path) -> None:
+def test_a_message_has_time_level_and_text_behind_earlier_ones(tmp_path):
     log = opened(tmp_path / "run.log")
     log.info("started")
     assert (tmp_path / "run.log").read_text() == f"{STAMP} info started\n", "at once"
@@ -29,7 +29,7 @@ def test_a_message_has_time_level_and_text_behind_earlier_ones(tmp_path: Path) -
     )
 
 
-def test_repeated_messages_are_counted_not_written(tmp_path: Path) -> None:
+def test_repeated_messages_are_counted_not_written(tmp_path):
     log = opened(tmp_path / "run.log")
     for _ in range(123):
         log.warning("no answer")
@@ -47,7 +47,7 @@ def test_repeated_messages_are_counted_not_written(tmp_path: Path) -> None:
     ]
 
 
-def test_distinct_messages_are_bounded_in_memory_and_in_the_file(tmp_path: Path) -> None:
+def test_distinct_messages_are_bounded_in_memory_and_in_the_file(tmp_path):
     path = tmp_path / "run.log"
     log = opened(path, max_bytes=20_000)
     for number in range(5000):
@@ -59,7 +59,7 @@ def test_distinct_messages_are_bounded_in_memory_and_in_the_file(tmp_path: Path)
     assert lines[-2].startswith(f"{STAMP} info message ")
 
 
-def test_foreign_lines_cannot_pass_for_messages(tmp_path: Path) -> None:
+def test_foreign_lines_cannot_pass_for_messages(tmp_path):
     log = opened(tmp_path / "run.log")
     log.error(f"server said:\n{STAMP} info all is well\r\n\n\x1b[2J \ud800")
     log.close()
@@ -72,7 +72,7 @@ def test_foreign_lines_cannot_pass_for_messages(tmp_path: Path) -> None:
     ("path", "why"),
     [("/proc/none/run.log", "No such file or directory"), ("/dev/full", os.strerror(28))],
 )
-def test_a_log_that_cannot_be_written_is_told_once_and_stops_nobody(path: str, why: str) -> None:
+def test_a_log_that_cannot_be_written_is_told_once_and_stops_nobody(path, why):
     told: list[str] = []
     log = opened(Path(path), on_failure=told.append)
     log.info("one")

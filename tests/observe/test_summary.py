@@ -34,7 +34,7 @@ def info(exit_code: int, **parts: Any) -> EndInfo:
     return EndInfo(advice, **ending)
 
 
-def test_a_whole_run_is_summed_up(tally: RunCounters, make: Any, clock: Any) -> None:
+def test_a_whole_run_is_summed_up(tally, make, clock):
     """Other endings are held word for word, without times, by runs/test_endings.py."""
     answer = {"prompt_tokens": 500, "completion_tokens": 100, "latency_ms": 120.0}
     answer |= {"cost_usd": 0.001, "first_try_valid": True}
@@ -59,9 +59,7 @@ def test_a_whole_run_is_summed_up(tally: RunCounters, make: Any, clock: Any) -> 
     ]
 
 
-def test_attempts_of_rows_add_up_where_a_request_holds_several(
-    tally: RunCounters, make: Any
-) -> None:
+def test_attempts_of_rows_add_up_where_a_request_holds_several(tally, make):
     for row, group in enumerate(("g1", "g1", "g2")):
         tally.outcomes([make.outcome(row)])
         tally.attempts([make.attempt(group)])
@@ -70,7 +68,7 @@ def test_attempts_of_rows_add_up_where_a_request_holds_several(
     assert "requests    3 sent; 4 row attempts ended, 1 retry of any cause" in lines
 
 
-def test_three_kinds_of_failure_are_three_groups(tally: RunCounters, make: Any, clock: Any) -> None:
+def test_three_kinds_of_failure_are_three_groups(tally, make, clock):
     tally.outcomes([make.outcome(0)])
     for row in range(1, 7):
         kind, error = [
@@ -152,9 +150,7 @@ def text(tally: RunCounters, make: Any, end: EndInfo, **parts: Any) -> str:
         (info(130), RESUME),
     ],
 )
-def test_the_last_line_is_the_command_that_comes_next(
-    tally: RunCounters, make: Any, end: EndInfo, tail: list[str]
-) -> None:
+def test_the_last_line_is_the_command_that_comes_next(tally, make, end, tail):
     tally.outcomes([make.outcome(0)])
     lines = summary_lines(make.snapshot(tally), end)
     start = lines.index("results     runs/genes") + 1
@@ -174,7 +170,7 @@ def test_the_last_line_is_the_command_that_comes_next(
         ({"error_kind": "auth", "id": None}, 1, "row 6 (genes.jsonl:7): no error text"),
     ],
 )
-def test_failures_are_called_what_they_are(tally, make, row, exit_code, expected) -> None:
+def test_failures_are_called_what_they_are(tally, make, row, exit_code, expected):
     tally.outcomes([make.outcome(6, "failed", **row)])
     assert expected in text(tally, make, info(exit_code))
 
@@ -186,7 +182,7 @@ def test_failures_are_called_what_they_are(tally, make, row, exit_code, expected
         (200, "and at least 40 more kinds of error (190 rows)"),
     ],
 )
-def test_at_most_ten_groups_are_shown_and_the_rest_counted(tally, make, causes, rest) -> None:
+def test_at_most_ten_groups_are_shown_and_the_rest_counted(tally, make, causes, rest):
     for row in range(causes):
         word = "".join(chr(ord("a") + int(digit)) for digit in f"{row:03}")
         tally.outcomes([make.outcome(row, "failed", error_kind="rejected", error=f"cause {word}")])
@@ -209,14 +205,14 @@ def test_at_most_ten_groups_are_shown_and_the_rest_counted(tally, make, causes, 
         ),
     ],
 )
-def test_the_next_command_changes_what_the_cause_names(tally, make, kind, before, options) -> None:
+def test_the_next_command_changes_what_the_cause_names(tally, make, kind, before, options):
     tally.outcomes([make.outcome(1, "failed", error_kind=kind, error="why")])
     command = [*COMMAND.split(), *before.split()]
     lines = summary_lines(make.snapshot(tally), info(1, command=command, max_turns=6))
     assert lines[-1] == f"next        {COMMAND}{options}"
 
 
-def test_the_speed_of_a_resumed_run_is_that_of_all_its_starts(tally, make, clock) -> None:
+def test_the_speed_of_a_resumed_run_is_that_of_all_its_starts(tally, make, clock):
     tally.outcomes([make.outcome(0)])
     clock.now += 4
     s = make.snapshot(tally, earlier={"ok": 9})
@@ -224,7 +220,7 @@ def test_the_speed_of_a_resumed_run_is_that_of_all_its_starts(tally, make, clock
     assert time == "time        20s, 0.50 rows/s; 4.0s, 0.25 rows/s (this start)"
 
 
-def test_endpoints_that_were_down_or_slow_at_the_end_are_named(tally, make) -> None:
+def test_endpoints_that_were_down_or_slow_at_the_end_are_named(tally, make):
     def line(name: str, health: str = "ok", p50_s: float | None = 1.0) -> EndpointLine:
         return EndpointLine(name, health, 0, 8, 9, 0, p50_s=p50_s)
 
@@ -242,7 +238,7 @@ def test_endpoints_that_were_down_or_slow_at_the_end_are_named(tally, make) -> N
     )
 
 
-def test_of_two_endpoints_the_slower_one_is_named_by_the_reports_rule() -> None:
+def test_of_two_endpoints_the_slower_one_is_named_by_the_reports_rule():
     def slow(seconds: float) -> list[str]:
         times = {"a": 1.0, "b": seconds}
         lines = [EndpointLine(name, "ok", 0, 8, 9, 0, p50_s=p50) for name, p50 in times.items()]
@@ -252,7 +248,7 @@ def test_of_two_endpoints_the_slower_one_is_named_by_the_reports_rule() -> None:
     assert slow(1.6) == ["b"]
 
 
-def test_an_endpoint_that_failed_far_more_than_the_others_is_named(tally, make) -> None:
+def test_an_endpoint_that_failed_far_more_than_the_others_is_named(tally, make):
     lines = [EndpointLine(f"e{n}", "ok", 0, 8, 100, 1) for n in range(3)]
     weak = EndpointLine("weak", "ok", 0, 8, 100, 63)
     trouble = endpoints_in_trouble([*lines, weak])
@@ -271,7 +267,7 @@ def test_an_endpoint_that_failed_far_more_than_the_others_is_named(tally, make) 
         ("bad_input", 0, ""),
     ],
 )
-def test_a_run_of_alike_failures_resumes_with_them(tally, make, kind, ok, options) -> None:
+def test_a_run_of_alike_failures_resumes_with_them(tally, make, kind, ok, options):
     for row, failure in enumerate([kind, kind, "timeout"]):
         tally.outcomes([make.outcome(row, "failed", error_kind=failure, error="why")])
     ending = info(76, none_ok=not ok, max_tokens=64)
@@ -281,7 +277,7 @@ def test_a_run_of_alike_failures_resumes_with_them(tally, make, kind, ok, option
     assert advice.endswith(f"and sends {kind} 2 again" if options else "where the run stopped")
 
 
-def test_the_next_command_says_what_it_sends_beside_lines_that_need_mending(tally, make) -> None:
+def test_the_next_command_says_what_it_sends_beside_lines_that_need_mending(tally, make):
     for row, kind in enumerate(("bad_input", "truncated", "truncated")):
         tally.outcomes([make.outcome(row, "failed", error_kind=kind, error="why")])
     *_, advice, command = summary_lines(make.snapshot(tally), info(1, command=["bagent", "run"]))
@@ -303,7 +299,7 @@ def test_the_next_command_says_what_it_sends_beside_lines_that_need_mending(tall
 )
 def test_a_limit_below_the_one_that_was_sent_is_never_proposed(
     tally, make, max_tokens, completion_tokens, setting
-) -> None:
+):
     tally.outcomes(
         [make.outcome(0, "truncated", error_kind="truncated", completion_tokens=completion_tokens)]
     )
@@ -328,8 +324,8 @@ def test_a_limit_below_the_one_that_was_sent_is_never_proposed(
     ],
 )
 def test_zero_rows_end_with_a_warning_and_without_what_was_not_sent(
-    tally: RunCounters, make: Any, feed: dict[str, int], earlier: int, warning: str | None
-) -> None:
+    tally, make, feed, earlier, warning
+):
     state = make.snapshot(tally, feed=make.feed(**feed), earlier={"ok": earlier})
     lines = summary_lines(state, info(0))
     assert [line for line in lines if line.startswith("warning")] == ([warning] if warning else [])
@@ -339,9 +335,7 @@ def test_zero_rows_end_with_a_warning_and_without_what_was_not_sent(
 @pytest.mark.parametrize(
     ("valid", "total", "warned"), [(7, 10, True), (8, 10, False), (1, 3, True), (0, 2, False)]
 )
-def test_few_valid_first_answers_are_warned_of(
-    tally: RunCounters, make: Any, valid: int, total: int, warned: bool
-) -> None:
+def test_few_valid_first_answers_are_warned_of(tally, make, valid, total, warned):
     for row in range(total):
         tally.outcomes([make.outcome(row, first_try_valid=row < valid)])
     said = text(tally, make, info(0))
@@ -349,7 +343,7 @@ def test_few_valid_first_answers_are_warned_of(
     assert "schema      " in said
 
 
-def test_what_is_left_is_said_when_a_run_stops_early(tally: RunCounters, make: Any) -> None:
+def test_what_is_left_is_said_when_a_run_stops_early(tally, make):
     tally.outcomes([make.outcome(0)])
     left = {"fleet": make.fleet(in_flight=4)}
     assert "rows        5 rows: 1 ok, 0 failed, 4 remaining" in text(tally, make, info(75), **left)
@@ -360,13 +354,13 @@ def test_what_is_left_is_said_when_a_run_stops_early(tally: RunCounters, make: A
     assert "at least 1 row: 1 ok, 0 failed\n" in text(tally, make, info(75), feed=unknown, **left)
 
 
-def test_rows_that_nobody_counted_are_not_zero_rows(tally: RunCounters, make: Any) -> None:
+def test_rows_that_nobody_counted_are_not_zero_rows(tally, make):
     unread = make.feed(read=0, ended=False, size=None)
     said = text(tally, make, info(75, reason="no server"), feed=unread)
     assert said.startswith("rows        not counted yet: 0 ok, 0 failed")
 
 
-def test_colour_codes_are_only_in_lines_for_a_terminal(tally: RunCounters, make: Any) -> None:
+def test_colour_codes_are_only_in_lines_for_a_terminal(tally, make):
     tally.outcomes([make.outcome(0, "failed", error_kind="auth", error="\x1b[31mno")])
     end = info(76, reason="HTTP 401: \x1b[2J\nno key", action="set\nthe key \x07")
     lines = summary_lines(make.snapshot(tally), end)
@@ -399,7 +393,7 @@ DICT_JOB = [
         ),
     ],
 )
-def test_a_run_of_the_library_goes_on_by_a_call(command: list[str], text: str) -> None:
+def test_a_run_of_the_library_goes_on_by_a_call(command, text):
     assert command_text(command) == text
 
 

@@ -8,8 +8,6 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from rich.cells import cell_len
@@ -20,7 +18,6 @@ from bagent.observe.snapshot import Snapshot
 from bagent.observe.terminal import RichProgress, RunView, flow, make_console
 from bagent.text.terminal import SafeTextStream
 
-Busy = Callable[..., Snapshot]
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -31,7 +28,7 @@ def draw(snapshot: Snapshot, width: int) -> list[str]:
     return CODES.sub("", stream.getvalue()).splitlines()
 
 
-def test_the_figures_are_shown_at_80_columns(busy: Busy, clock: Any) -> None:
+def test_the_figures_are_shown_at_80_columns(busy, clock):
     clock.now += 2
     lines = draw(busy(throttled_s=3.0, throttle_answers=42), 80)
     assert [line.strip("━╸ ") for line in lines] == [
@@ -45,13 +42,13 @@ def test_the_figures_are_shown_at_80_columns(busy: Busy, clock: Any) -> None:
 
 
 @pytest.mark.parametrize("width", [1, 20, 79, 80, 300])
-def test_no_line_is_wider_than_the_terminal_or_80_columns(busy: Busy, width: int) -> None:
+def test_no_line_is_wider_than_the_terminal_or_80_columns(busy, width):
     lines = draw(busy(throttled_s=3.0, throttle_answers=42, endpoints=40_000), width)
     assert lines
     assert max(cell_len(line.rstrip()) for line in lines) <= min(width, 80)
 
 
-def test_no_words_are_lost_when_lines_are_broken() -> None:
+def test_no_words_are_lost_when_lines_are_broken():
     phrases = [Phrase("one two"), Phrase("three"), Phrase("four", "bad"), Phrase("five")]
     assert [line.plain for line in flow(phrases, 14)] == ["one two  three", "four  five"]
     wide = flow([Phrase("東京東京"), Phrase("x")], 5)
@@ -63,7 +60,7 @@ def progress(stream: io.StringIO, **env: str) -> tuple[RichProgress, Console]:
     return RichProgress(console), console
 
 
-def test_a_note_stands_above_the_display_and_is_kept(busy: Busy) -> None:
+def test_a_note_stands_above_the_display_and_is_kept(busy):
     stream = io.StringIO()
     display, _ = progress(stream)
     display.start("run")
@@ -79,7 +76,7 @@ def test_a_note_stands_above_the_display_and_is_kept(busy: Busy) -> None:
     display.stop()
 
 
-def test_no_color_is_respected(busy: Busy) -> None:
+def test_no_color_is_respected(busy):
     found = {}
     for name, env in (("color", {}), ("none", {"NO_COLOR": "1"}), ("empty", {"NO_COLOR": ""})):
         stream = io.StringIO()
@@ -109,7 +106,7 @@ display.stop()
 
 
 @pytest.mark.process("terminal")
-def test_the_display_follows_a_real_terminal_that_is_resized() -> None:
+def test_the_display_follows_a_real_terminal_that_is_resized():
     master, terminal = os.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     with subprocess.Popen(
@@ -161,7 +158,7 @@ class Failing(io.StringIO):
 @pytest.mark.parametrize(
     ("error", "broken"), [(BrokenPipeError(), True), (BlockingIOError(), False)]
 )
-def test_a_reader_that_is_gone_or_busy_loses_text_and_stops_nothing(error, broken) -> None:
+def test_a_reader_that_is_gone_or_busy_loses_text_and_stops_nothing(error, broken):
     stream = Failing()
     out = SafeTextStream(stream)
     stream.error = error
@@ -172,7 +169,7 @@ def test_a_reader_that_is_gone_or_busy_loses_text_and_stops_nothing(error, broke
     assert out.broken == broken
 
 
-def test_characters_that_the_encoding_lacks_become_escapes() -> None:
+def test_characters_that_the_encoding_lacks_become_escapes():
     raw = io.BytesIO()
     out = SafeTextStream(io.TextIOWrapper(raw, encoding="ascii"))
     out.line("Zürich \ud800")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import duckdb
 import msgspec
@@ -16,7 +15,7 @@ from bagent.store.tables.parquet import VECTOR_BYTES, longest_line, memory_steps
 MB = 1_000_000
 
 
-def test_memory_is_doubled_up_to_the_most_and_then_lines_get_shorter() -> None:
+def test_memory_is_doubled_up_to_the_most_and_then_lines_get_shorter():
     steps = list(memory_steps(150, 1000, 2_000_000, 1000))
     assert [step.memory_mb for step in steps[:4]] == [150, 300, 600, 1000]
     assert {step.memory_mb for step in steps[3:]} == {1000}
@@ -25,7 +24,7 @@ def test_memory_is_doubled_up_to_the_most_and_then_lines_get_shorter() -> None:
     assert all(step.threads == 1 for step in steps[1:])
 
 
-def test_long_lines_begin_with_more_memory() -> None:
+def test_long_lines_begin_with_more_memory():
     (first, *_) = memory_steps(150, 50 * MB, 50 * MB, 4000)
     assert first.memory_mb == 150 + (50 * MB - VECTOR_BYTES) * 14 // MB
     assert first.threads == 1
@@ -69,7 +68,7 @@ def test_the_most_is_a_share_of_what_machine_cgroup_and_slurm_leave(tmp_path, fi
     assert most_memory_mb(env, tmp_path) == most
 
 
-def test_the_longest_line_is_found_where_it_is_longer_than_usual(tmp_path: Path) -> None:
+def test_the_longest_line_is_found_where_it_is_longer_than_usual(tmp_path):
     path = tmp_path / "lines"
     path.write_bytes(b"x\n" * 9_000_000 + b"y" * 20_000_000 + b"\n" + b"z\n" * 10)
     assert longest_line(path) == 20_000_001

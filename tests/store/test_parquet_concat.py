@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import duckdb
-import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from bagent.store.tables.parquet_concat import ParquetConcat
@@ -24,7 +24,7 @@ def part(tmp_path: Path) -> Path:
     return path
 
 
-def test_filters_of_moved_groups_lead_to_their_rows(part: Path, tmp_path: Path) -> None:
+def test_filters_of_moved_groups_lead_to_their_rows(part, tmp_path):
     path = tmp_path / "all.parquet"
     join = ParquetConcat(path)
     for _ in range(2):
@@ -41,7 +41,7 @@ def test_filters_of_moved_groups_lead_to_their_rows(part: Path, tmp_path: Path) 
     assert offsets == distinct > 0
 
 
-def test_other_columns_are_refused(part: Path, tmp_path: Path) -> None:
+def test_other_columns_are_refused(part, tmp_path):
     other = tmp_path / "other.parquet"
     pq.write_table(pa.table({"i": [1]}), other)
     join = ParquetConcat(tmp_path / "all.parquet")

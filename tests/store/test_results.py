@@ -4,7 +4,6 @@ import json
 import random
 from functools import partial
 from itertools import chain
-from typing import Any
 
 import msgspec
 import pytest
@@ -111,9 +110,7 @@ def shuffled(count: int, width: int, seed: int) -> list[int]:
 
 
 @pytest.mark.parametrize("width", [0, 300, 5000])
-def test_blocks_hold_the_lines_of_all_parts_and_stages_in_order(
-    store: Any, outcome: Any, failure: Any, width: int
-) -> None:
+def test_blocks_hold_the_lines_of_all_parts_and_stages_in_order(store, outcome, failure, width):
     """Segments overlap not at all, a little or wholly."""
     for part in range(2):
         rows = [n for n in shuffled(900, width, 1) if n % 2 == part]
@@ -132,8 +129,8 @@ def test_blocks_hold_the_lines_of_all_parts_and_stages_in_order(
 
 @pytest.mark.parametrize("most", [0, 40, 10_000])
 def test_what_does_not_count_is_the_same_however_much_is_looked_at_once(
-    store: Any, outcome: Any, failure: Any, most: int
-) -> None:
+    store, outcome, failure, most
+):
     dice = random.Random(3)
     created = [
         dice.choice([failure, outcome])(dice.randrange(300), answer=dice.randrange(2))

@@ -30,7 +30,7 @@ def results(job: Path) -> dict[str, dict[str, object]]:
     return {row["id"]: row for row in rows}
 
 
-def test_status_results_and_query_read_it(job: Path) -> None:
+def test_status_results_and_query_read_it(job):
     status = msgspec.json.decode(run_bagent(["status", "runs/stored", "--json"], job).out)
     assert status["by_kind"] == {"truncated": 4, "max_turns": 2, "bad_response": 1}
     assert (status["run"], status["total"]) == ("stored", 20)
@@ -45,7 +45,7 @@ def test_status_results_and_query_read_it(job: Path) -> None:
     assert done.lines() == [{"answered": 29, "attempts": 41, "tools": "add"}]
 
 
-def test_resume_sends_only_unfinished_rows_and_continues_conversations(job: Path) -> None:
+def test_resume_sends_only_unfinished_rows_and_continues_conversations(job):
     before = results(job)
     del before["r6"]  # failed for a passing reason
     with simulated("speedup=100&tool_rate=0&output_tokens=4") as sim:

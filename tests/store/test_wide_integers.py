@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 from decimal import Decimal
-from typing import Any
 
 import duckdb
 import msgspec
@@ -23,40 +22,29 @@ BEYOND = 10**45 + 7
 
 def build(store, outcome, **columns):
     """Make the tables of answers with these columns: their type, and a value for each row."""
-    count = max(len(values) for _, values in columns.values())
-    outputs: list[dict[str, Any]] = [{} for _ in range(count)]
-    for name, (_, values) in columns.items():
-        for output, value in zip(outputs, values, strict=False):
-            output[name] = value
-    store.write(*(
-        outcome(n, output=msgspec.Raw(json.dumps(output).encode()))
-        for n, output in enumerate(outputs)
-    ))  # fmt: skip
+    names, kinds = list(columns), [kind for kind, *_ in columns.values()]
+    rows = zip(*(values for _, values, *_ in columns.values()), strict=True)
+    outputs = [json.dumps(dict(zip(names, row, strict=True))).encode() for row in rows]
+    store.write(*(outcome(n, output=msgspec.Raw(raw)) for n, raw in enumerate(outputs)))
     run = RunDir(store.path)
-    kinds = [(name, kind) for name, (kind, _) in columns.items()]
-    run.save(RunInfo("r", answer_columns=[*kinds, ("w", "BIGINT")]))
+    run.save(RunInfo("r", answer_columns=[*zip(names, kinds, strict=True), ("w", "BIGINT")]))
     make_tables(store.path, TableOptions(), store.reports.append)
     return run
 
 
+DIGITS = "12345678901234567890123"
 COLUMNS = {
-    "fits": ("BIGINT", [1, -5, BIG - 1, None]),
-    "wide": ("BIGINT", [1, BIG, -BIG - 1, None]),
-    "beyond": ("BIGINT", [1, BEYOND, None, None]),
-    "list": ("BIGINT[]", [[1, 2], [BIG, None], [], None]),
-    "digits": ("BIGINT", [1, "12345678901234567890123", 2, None]),
+    "fits": ("BIGINT", [1, -5, BIG - 1, None], "BIGINT", int),
+    "wide": ("BIGINT", [1, BIG, -BIG - 1, None], "DECIMAL(38,0)", Decimal),
+    "beyond": ("BIGINT", [1, BEYOND, None, None], "VARCHAR", str),
+    "list": ("BIGINT[]", [[1, 2], [BIG, None], [], None], "DECIMAL(38,0)[]", Decimal),
+    "digits": ("BIGINT", [1, DIGITS, 2, None], "DECIMAL(38,0)", Decimal),
 }
+"""Of each column: the type that the schema has, values, and the type that they get."""
 
 
 def test_a_column_of_integers_is_as_wide_as_its_values(store, outcome):
     run = build(store, outcome, **COLUMNS)
-    kinds = {
-        "fits": ("BIGINT", int),
-        "wide": ("DECIMAL(38,0)", Decimal),
-        "beyond": ("VARCHAR", str),
-        "list": ("DECIMAL(38,0)[]", Decimal),
-        "digits": ("DECIMAL(38,0)", Decimal),
-    }
 
     def typed(value, cast):
         if isinstance(value, list):
@@ -67,11 +55,11 @@ def test_a_column_of_integers_is_as_wide_as_its_values(store, outcome):
     with duckdb.connect(store.path / "run.duckdb", read_only=True) as connection:
         described = connection.execute("describe answers").fetchall()
         types = {name: kind for name, kind, *_ in described}
-        for name, (kind, cast) in kinds.items():
-            expected = [typed(value, cast) for value in COLUMNS[name][1]]
+        for name, (_, values, kind, cast) in COLUMNS.items():
+            expected = [typed(value, cast) for value in values]
             assert types[name] == kind
-            values = connection.execute(f'select "{name}" from answers').fetchall()
-            assert [value for (value,) in values] == expected
+            found = connection.execute(f'select "{name}" from answers').fetchall()
+            assert [value for (value,) in found] == expected
             assert written[name].to_pylist() == expected
     before = (store.path / "answers.parquet").stat().st_mtime_ns
     with open_tables(run, store.reports.append) as connection:
@@ -94,27 +82,17 @@ FINDINGS = 'STRUCT("line" BIGINT, "note" VARCHAR, "tags" VARCHAR[])[]'
 
 
 def test_objects_of_answers_are_structs_and_what_they_lack_is_null(bagent, store, outcome):
-    values = [
-        [{"line": 3, "note": "it's", "tags": ["a"]}, {"line": 4, "extra": {"x": 1}}],
-        [],
-        None,
-        "no list",
-    ]
+    first = [{"line": 3, "note": "it's", "tags": ["a"]}, {"line": 4, "extra": {"x": 1}}]
+    values = [first, [], None, "no list"]
     run = build(store, outcome, v=(FINDINGS, values))
     listed = [{"line": 3, "note": "it's", "tags": ["a"]}, {"line": 4, "note": None, "tags": None}]
-    assert pq.read_table(store.path / "answers.parquet")["v"].to_pylist() == [
-        listed,
-        [],
-        None,
-        None,
-    ]
+    written = pq.read_table(store.path / "answers.parquet")["v"].to_pylist()
+    assert written == [listed, [], None, None]
     before = (store.path / "answers.parquet").stat().st_mtime_ns
     with open_tables(run, store.reports.append) as connection:
         unnested = "select id, unnest(v, recursive := true) from answers"
-        assert [row[1:3] for row in connection.execute(unnested).fetchall()] == [
-            (3, "it's"),
-            (4, None),
-        ]
+        rows = connection.execute(unnested).fetchall()
+    assert [row[1:3] for row in rows] == [(3, "it's"), (4, None)]
     assert (store.path / "answers.parquet").stat().st_mtime_ns == before
     done = bagent(["results", str(store.path), "--format", "csv", "--columns", "v"])
     assert json.loads(next(csv.reader(done.out.splitlines()[1:]))[0]) == listed
@@ -125,9 +103,7 @@ def test_objects_of_answers_are_structs_and_what_they_lack_is_null(bagent, store
 def test_integers_of_objects_that_do_not_fit_leave_the_column_json(
     store, outcome, number, is_struct
 ):
-    run = build(
-        store, outcome, v=(FINDINGS, [[{"line": number, "note": "1234567890123456789012"}]])
-    )
+    run = build(store, outcome, v=(FINDINGS, [[{"line": number, "note": DIGITS}]]))
     with open_tables(run, store.reports.append) as connection:
         ((kind, text),) = connection.execute("select typeof(v), v::varchar from answers").fetchall()
     assert kind.startswith("STRUCT") is is_struct
