@@ -8,9 +8,6 @@ cut off.
 Jobs of the partition "pbs" see what a job of OpenPBS sees: PBS_JOBID and PBS_NODEFILE, and none of
 SLURM's variables. SLURM's own qsub submits them; nodes are reached by ssh (``ssh_folder`` first on
 PATH), as srun is not there.
-
-By hand: ``PYTHONPATH=tests python -m real.serve_slurm 3`` runs until Ctrl-C and prints what to
-export.
 """
 
 from __future__ import annotations
@@ -21,7 +18,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -338,21 +334,3 @@ def _card(node: str) -> str:
 
 def _address(node: str) -> str:
     return f"{NETWORK}.{10 + int(node[1:])}"
-
-
-def main() -> None:
-    """Run until Ctrl-C or TERM."""
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 3
-    folder = Path(tempfile.mkdtemp(prefix="slurm-"))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with SlurmCluster(count, folder) as cluster:
-        print(f"export SLURM_CONF={cluster.env['SLURM_CONF']}   # {count} nodes; Ctrl-C ends")
-        sys.stdout.flush()
-        with suppress(KeyboardInterrupt):
-            signal.pause()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)  # a second one would leave daemons behind
-
-
-if __name__ == "__main__":
-    main()

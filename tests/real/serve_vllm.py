@@ -1,19 +1,13 @@
-"""Start a real vLLM on this machine's CPU, as a context manager or from the command line.
-
-    PYTHONPATH=tests python -m real.serve_vllm smollm2 --port 18401 [options of vllm serve]
+"""Start a real vLLM on this machine's CPU, as a context manager.
 
 Needs ``tests/real/install_vllm.sh`` to have run; the model folders are made on first use.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import signal
-import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -44,7 +38,6 @@ POOLING_OPTIONS = [
     "--max-model-len=256",
     "--enforce-eager",
 ]
-MODELS = (*TOOL_PARSERS, "minilm")
 PRELOAD = ("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4", "lib/libiomp5.so")
 
 
@@ -129,21 +122,3 @@ class VllmServer(LlmServer):
         self.wait_until(lambda: self.get("/health") is not None, READY_WITHIN)
         self.version = json.loads(self.get("/version") or "{}").get("version", "?")
         return self
-
-
-def main() -> int:
-    """Serve until Ctrl-C."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", choices=sorted(MODELS))
-    parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--log", type=Path, default=Path("/dev/stderr"))
-    arguments, options = parser.parse_known_args()
-    server = VllmServer(arguments.model, options, log=arguments.log, port=arguments.port)
-    with server, suppress(KeyboardInterrupt):
-        print(f"vLLM {server.version} serves {server.model} at http://{server.address}/v1")
-        signal.pause()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

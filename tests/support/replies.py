@@ -6,9 +6,7 @@ that row, the last one repeating.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from email.utils import formatdate
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -44,7 +42,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     body: Json = None
     content: bytes | None = None
     content_type: str = "application/json"
-    headers: dict[str, str | Callable[[], str]] = {}
+    headers: dict[str, str] = {}
     chunks: list[Json] = []
     end: End = "done"
     gap: float = 0.0
@@ -204,8 +202,3 @@ def usage_chunk(prompt: int | None = 5, completion: int | None = 3) -> dict[str,
     return {
         "id": "chatcmpl-fake", "object": "chat.completion.chunk", "choices": [], "usage": counts
     }  # fmt: skip
-
-
-def http_date_in(seconds: int) -> Callable[[], str]:
-    """Return a header value: the HTTP date ``seconds`` after the answer is sent."""
-    return lambda: formatdate(time.time() + seconds, usegmt=True)

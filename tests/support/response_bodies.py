@@ -24,12 +24,6 @@ def encode(value: Json) -> bytes:
         return json.dumps(value).encode()
 
 
-def headers(reply: Reply) -> dict[str, str]:
-    """Return the headers of ``reply``; those that are functions are computed now."""
-    values = reply.headers.items()
-    return {name: value() if callable(value) else value for name, value in values}
-
-
 def _digest(prompt: str) -> bytes:
     return hashlib.sha256(prompt.encode("utf-8", "surrogatepass")).digest()[:8]
 

@@ -215,7 +215,7 @@ class ScriptServer:
             response_bodies.add_token_ids(kind, body, seen)
         if self.edit is not None:
             body = self.edit(body, seen)
-        headers = response_bodies.headers(replies[0])
+        headers = replies[0].headers
         if seen.body.get("stream"):
             chunks = response_bodies.streamed(kind, body, seen.body)
             reply = Reply(action="stream", chunks=chunks, headers=headers)
@@ -264,7 +264,7 @@ class ScriptServer:
             await asyncio.sleep(0.02)
             return _drop(request, reset=False)
         data = response_bodies.encode(reply.body) if reply.content is None else reply.content
-        return await _body(reply, reply.status, data, response_bodies.headers(reply), request)
+        return await _body(reply, reply.status, data, reply.headers, request)
 
     async def _stream(self, reply: Reply, request: web.BaseRequest) -> web.StreamResponse:
         headers = {"Content-Type": "text/event-stream", **reply.headers}
