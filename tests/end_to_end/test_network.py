@@ -53,6 +53,19 @@ def test_a_wait_of_a_day_is_cut_to_the_setting_and_told(fs, job_dir):
     assert all(seen.received - throttled >= 0.5 for seen in later), "it holds back the others too"
 
 
+def test_a_small_quota_takes_time_but_costs_no_row(job_dir):
+    with FakeServer({"*": [echo()]}, rate=20) as fs:
+        limits = {"concurrency": 50, "retries": 1}
+        write_job(job_dir, fs.url, 40, limits=limits, results=NO_TABLES)
+        done, found = run_rows(job_dir)
+        assert done.code == 0, done.err
+        assert set(statuses(found).values()) == {"ok"}
+        assert len(found) == 40
+        assert len(fs.requests) < 120
+    assert "throttl" in done.err
+    assert "too many requests" in done.err
+
+
 @pytest.mark.slow
 def test_rows_that_a_server_refuses_when_nothing_else_is_left_wait_for_the_next_start(fs, job_dir):
     fs.set_script({"r2": [status(503)], "r4": [status(429)], "*": [echo()]})
