@@ -163,19 +163,14 @@ async def test_an_answer_without_an_end_is_given_up_before_it_fills_the_memory(
     assert sent < ENOUGH
 
 
-def bare_deflate(data: bytes) -> bytes:
-    """Data packed as some servers do it for ``deflate``."""
-    packer = zlib.compressobj(9, wbits=-zlib.MAX_WBITS)
-    return packer.compress(data) + packer.flush()
-
-
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 ZEROS = 1 << 25
 SMALL: dict[str, tuple[bytes, Callable[[], bytes]]] = {
     "gzip": (b"Content-Encoding: gzip", lambda: gzip.compress(bytes(ZEROS))),
     "gzip members": (b"Content-Encoding: gzip", lambda: gzip.compress(bytes(ZEROS // 8)) * 8),
     "deflate": (b"Content-Encoding: deflate", lambda: zlib.compress(bytes(ZEROS))),
-    "bare deflate": (b"Content-Encoding: deflate", lambda: bare_deflate(bytes(ZEROS))),
+    # packed as some servers do it
+    "bare deflate": (b"Content-Encoding: deflate", lambda: zlib.compress(bytes(ZEROS))[2:-4]),
     "trailers": (b"Transfer-Encoding: chunked", lambda: b"0\r\n" + b"A: b\r\n" * (1 << 21)),
 }
 """A header and what makes the body, which is large for some."""

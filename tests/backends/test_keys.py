@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,12 +100,8 @@ def test_a_secret_is_in_no_file_and_no_message_wherever_a_backend_has_it(
         wire, ModelAnswer(text="fine"), Fault("bad_key"), ModelAnswer(text="fine")
     ) as server:
         login = server.url.replace("http://", "http://user:${VALUE}@")
-        backend = {
-            name: value.replace("HERE", server.url).replace("LOGIN", login)
-            if isinstance(value, str)
-            else value
-            for name, value in WITH_SECRETS[where].items()
-        }
+        text = json.dumps(WITH_SECRETS[where])
+        backend = json.loads(text.replace("HERE", server.url).replace("LOGIN", login))
         write_job(job_dir, "x", 3, backend=backend, model="m-1", limits={"concurrency": 1})
         # A name that does not tell of a secret: what is hidden is hidden for where it stands.
         env = {"VALUE": SECRET, "OPENAI_API_KEY": "another", "ANTHROPIC_API_KEY": "another"}
@@ -117,8 +114,6 @@ def test_a_secret_is_in_no_file_and_no_message_wherever_a_backend_has_it(
 HIDDEN = "s3cr+t/k=y-5up3r"
 LOGIN = base64.b64encode(f"user:{HIDDEN}".encode()).decode()
 PROXY = f"http://user:{quote(HIDDEN, safe='')}@proxy:8080"
-
-
 KEY = {"headers": {"x-api-key": HIDDEN}}
 
 

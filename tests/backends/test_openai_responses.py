@@ -21,6 +21,7 @@ from bagent.backends.openai.responses import (
 from bagent.backends.openai.responses_server import chat_request
 from bagent.backends.registry import check_supported
 from bagent.backends.request import Request, encode_payload
+from bagent.check.sample import parameters
 from bagent.errors import JobError, UsageError
 from bagent.job.load import JobRequest, load_job
 from bagent.types import Failure, Reply
@@ -102,6 +103,11 @@ def test_a_limit_is_at_least_what_openai_takes(own, limit):
     least = {"least_limit": 1} if own else {}
     body = json.loads(ResponsesWriter("m", **least).body(call(max_tokens=1)))
     assert body["max_output_tokens"] == limit
+
+
+def test_check_shows_the_parameters_of_responses():
+    shown = parameters(call(max_tokens=64), "m-1", native_schema=True, api="responses")
+    assert shown == {"model": "m-1", "store": False, "max_output_tokens": 64}
 
 
 def test_settings_of_chats_have_the_names_of_responses():

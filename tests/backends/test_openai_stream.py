@@ -232,33 +232,43 @@ def named(*names):
     return [[entry(0, "a" if not n else None, name)] for n, name in enumerate(names)]
 
 
-@pytest.mark.parametrize(
-    ("chunks", "calls"),
-    [
-        ([[entry(0, "a", "f", '{"x":'), entry(1, "b", "g", '{"y":')],
-          [entry(1, arguments="2}"), entry(0, arguments="1}")]],
-         [("a", "f", '{"x":1}'), ("b", "g", '{"y":2}')]),
-        (by_id(0), THREE),
-        (by_id(None), THREE),
-        (by_name(0), UNNAMED),
-        (by_name(...), UNNAMED),
-        ([[entry(0, "a", "f", '{"x":1}')], [entry(0, "", "", "")], [entry(0, None, None, None)],
-          [entry(0, "a", "f", "")]], [("a", "f", '{"x":1}')]),
-        ([[entry(0, "a", "f", {"x": 1})], [entry(1, "b", "g", None)], [entry(2, "c", "f", {})]],
-         THREE),
-        (named("look", "_up"), [("a", "look_up", "{}")]),
-        (named("look", "look_up"), [("a", "look_up", "{}")]),
-        (named("look_up", "", None, "look_up"), [("a", "look_up", "{}")]),
-        ([[entry(0, "a", "f", '{"x"')], [entry(0, None, None, ":1}")],
-          [entry(0, "a", "f", '{"x":1}')]], [("a", "f", '{"x":1}')]),
-        ([[entry(0, "a", "f", '{"x":')], [entry(0, None, None, '{"x":')], [entry(arguments="1}}")]],
-         [("a", "f", '{"x":{"x":1}}')]),
-    ],
-    ids=["by index", "by id", "by id without index", "by name", "by name without index",
-         "empty at the end", "arguments in one", "name in pieces", "name that grows",
-         "name again", "arguments again", "arguments alike"],
-)  # fmt: skip
-def test_pieces_are_joined_to_the_calls_they_belong_to(chunks, calls):
+JOINED = {
+    "by index": (
+        [[entry(0, "a", "f", '{"x":'), entry(1, "b", "g", '{"y":')],
+         [entry(1, arguments="2}"), entry(0, arguments="1}")]],
+        [("a", "f", '{"x":1}'), ("b", "g", '{"y":2}')],
+    ),
+    "by id under one index": (by_id(0), THREE),
+    "by id without index": (by_id(None), THREE),
+    "by name under one index": (by_name(0), UNNAMED),
+    "by name without index": (by_name(...), UNNAMED),
+    "empty repetitions at the end": (
+        [[entry(0, "a", "f", '{"x":1}')], [entry(0, "", "", "")], [entry(0, None, None, None)],
+         [entry(0, "a", "f", "")]],
+        [("a", "f", '{"x":1}')],
+    ),
+    "arguments as an object or none": (
+        [[entry(0, "a", "f", {"x": 1})], [entry(1, "b", "g", None)], [entry(2, "c", "f", {})]],
+        THREE,
+    ),
+    "a name in pieces": (named("look", "_up"), [("a", "look_up", "{}")]),
+    "a name that grows": (named("look", "look_up"), [("a", "look_up", "{}")]),
+    "a name again": (named("look_up", "", None, "look_up"), [("a", "look_up", "{}")]),
+    "whole arguments again": (
+        [[entry(0, "a", "f", '{"x"')], [entry(0, None, None, ":1}")],
+         [entry(0, "a", "f", '{"x":1}')]],
+        [("a", "f", '{"x":1}')],
+    ),
+    "pieces that are alike": (
+        [[entry(0, "a", "f", '{"x":')], [entry(0, None, None, '{"x":')], [entry(arguments="1}}")]],
+        [("a", "f", '{"x":{"x":1}}')],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", JOINED)
+def test_pieces_are_joined_to_the_calls_they_belong_to(case):
+    chunks, calls = JOINED[case]
     joiner = ToolCallAssembler()
     for chunk in chunks:
         joiner.add(chunk)

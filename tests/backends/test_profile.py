@@ -35,34 +35,38 @@ def taught(words: str, **fields: Any) -> tuple[bool, Form, list[str]]:
 RENAMED = Form(completion_limit="max_completion_tokens")
 
 
+def without(name: str) -> Form:
+    return Form(without=frozenset({name}))
+
+
+NO_TEMPERATURE = without("temperature")
+
+
 @pytest.mark.parametrize(
     ("words", "form"),
     [
         ("Unsupported parameter: 'max_tokens' is not supported with this model. Use"
          " 'max_completion_tokens' instead.", RENAMED),
         ("Please use `max_completion_tokens` instead of `max_tokens` for this model", RENAMED),
-        ("Unsupported value: 'temperature' does not support 0 with this model.", "temperature"),
-        ("invalid temperature: only 1 is allowed for this model", "temperature"),
-        ("`temperature` is deprecated for this model.", "temperature"),
-        ("`temperature` may only be set to 1 when thinking is enabled.", "temperature"),
-        ("This model doesn't support the temperature field.", "temperature"),
-        ("`temperature` and `top_p` cannot both be specified for this model.", "top_p"),
-        ("Malformed input request: extraneous key [top_k] is not permitted", "top_k"),
-        ("Additional properties are not allowed ('top_k' was unexpected)", "top_k"),
-        ("The topP parameter isn't supported", "top_p"),
-        ("Unknown argument: seed", "seed"),
+        ("Unsupported value: 'temperature' does not support 0 with this model.", NO_TEMPERATURE),
+        ("invalid temperature: only 1 is allowed for this model", NO_TEMPERATURE),
+        ("`temperature` is deprecated for this model.", NO_TEMPERATURE),
+        ("`temperature` may only be set to 1 when thinking is enabled.", NO_TEMPERATURE),
+        ("This model doesn't support the temperature field.", NO_TEMPERATURE),
+        ("`temperature` and `top_p` cannot both be specified for this model.", without("top_p")),
+        ("Malformed input request: extraneous key [top_k] is not permitted", without("top_k")),
+        ("Additional properties are not allowed ('top_k' was unexpected)", without("top_k")),
+        ("The topP parameter isn't supported", without("top_p")),
+        ("Unknown argument: seed", without("seed")),
     ],
 )  # fmt: skip
 def test_a_parameter_that_a_model_refuses_is_renamed_or_left_out_and_said(
-    words: str, form: Form | str
+    words: str, form: Form
 ) -> None:
     learned, found, notices = taught(words)
-    assert learned
-    if isinstance(form, Form):
-        assert (found, notices) == (form, [])
-        return
-    assert found == Form(without=frozenset({form}))
-    assert [f"refuses {form}; it is no longer sent" in notice for notice in notices] == [True]
+    assert (learned, found) == (True, form)
+    for name, notice in zip(form.without, notices, strict=True):
+        assert f"refuses {name}; it is no longer sent" in notice
 
 
 @pytest.mark.parametrize(
@@ -160,12 +164,6 @@ def test_an_endpoint_that_refuses_to_stream_is_asked_for_whole_answers(fs, words
     assert notice.startswith("here refuses to stream; ")
 
 
-def test_a_schema_is_never_left_out_where_it_must_be_enforced(fs):
-    fs.set_script({"r1": [refusing("response_format is not supported")]})
-    (exchange,), _ = talk(fs, request(settings=with_schema()), enforce="native")
-    assert not exchange.learned
-
-
 def test_one_refused_schema_says_nothing_of_another(fs):
     fs.set_script({"r1": [refusing("the grammar is not supported"), ok()]})
     good, bad = with_schema("good"), with_schema("bad", b'{"type":"array"}')
@@ -173,10 +171,12 @@ def test_one_refused_schema_says_nothing_of_another(fs):
     assert ["response_format" in seen.body for seen in fs.requests] == [True, False, True]
 
 
-@pytest.mark.parametrize("code", [404, 500])
-def test_only_refusals_teach(fs, code):
-    fs.set_script({"r1": [refusing("response_format", code)]})
-    (exchange,), _ = talk(fs, request(settings=with_schema()))
+@pytest.mark.parametrize(
+    ("code", "options"), [(404, {}), (500, {}), (400, {"enforce": "native"})], ids=str
+)
+def test_a_schema_stays_where_it_must_be_enforced_and_after_other_failures(fs, code, options):
+    fs.set_script({"r1": [refusing("response_format is not supported", code)]})
+    (exchange,), _ = talk(fs, request(settings=with_schema()), **options)
     assert not exchange.learned
 
 

@@ -15,7 +15,7 @@ from bagent.proxy.translate import TranslatingTransport
 from bagent.text.json import decode_json
 from support.fake_server import FakeServer
 from support.provider_protocols import ModelAnswer, ResponsesWire
-from support.provider_server import serve
+from support.provider_server import serve_in_thread
 from support.proxy_calls import rows_of, through
 from support.replies import delta, ok, stream
 from support.simulated_fleets import simulated
@@ -39,16 +39,8 @@ def responses(urls, run, work, **config):
 
 def only_responses(run, say, work):
     """The same in front of a server that has only responses, and the bodies that it got."""
-    bodies, paths = [], []
-
-    async def main():
-        async with serve(ResponsesWire(), *say) as server:
-            result = await asyncio.to_thread(responses, [f"{server.url}/v1"], run, work)
-            bodies.extend(server.bodies)
-            paths.extend(server.paths)
-            return result
-
-    return asyncio.run(main()), bodies, paths
+    with serve_in_thread(ResponsesWire(), *say) as server:
+        return responses([f"{server.url}/v1"], run, work), server.bodies, server.paths
 
 
 def test_a_response_of_an_engine_with_chats_only(tmp_path):
