@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
 
 import pytest
@@ -186,12 +187,19 @@ def end_after(monkeypatch: pytest.MonkeyPatch, results: int) -> None:
     monkeypatch.setattr("bagent.backends.http.resolver.ResolverLoop", ShiftedLoop)
 
 
-def test_waiting_in_vain_is_75_and_the_table_is_there(bagent, job_dir, monkeypatch):
+def test_waiting_in_vain_is_75_and_many_silent_endpoints_hide_no_other(
+    bagent, job_dir, monkeypatch
+):
     end_after(monkeypatch, results=2)
-    with FakeServer() as fs, FakeServer({"*": [status(503, "Loading model")]}) as late:
-        hosts = write(job_dir, fs.address, late.address)
+    loading = FakeServer({"*": [status(503, "Loading model")]})
+    silent = socket.create_server(("127.0.0.1", 0), backlog=256)
+    with silent, FakeServer() as fs, loading as late:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        many = [f"http://{address}/base{n}" for n in range(200)]
+        hosts = write(job_dir, *many, fs.address, late.address)
         done = bagent(["hosts", hosts, "--wait", "--timeout", "20m", "--write", "ready.txt"])
     assert done.code == 75
-    assert [line.split()[1] for line in done.out.splitlines()[2:]] == ["ready", "loading"]
-    assert "1 of 2 endpoints ready after 20m, 2 required" in done.err.splitlines()[-1]
+    states = [line.split()[1] for line in done.out.splitlines()[2:]]
+    assert states == ["silent"] * 200 + ["ready", "loading"]
+    assert "1 of 202 endpoints ready after 20m, 202 required" in done.err.splitlines()[-1]
     assert (job_dir / "ready.txt").read_text() == f"{fs.address}\n"

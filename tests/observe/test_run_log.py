@@ -22,11 +22,12 @@ def test_a_message_has_time_level_and_text_behind_earlier_ones(tmp_path):
     log.close()
     log = opened(tmp_path / "run.log")
     log.warning("endpoint a is down")
-    log.error("disk full")
+    log.error(f"server said:\n{STAMP} info all is well\r\n\n\x1b[2J \ud800")
     log.close()
     assert (tmp_path / "run.log").read_text() == (
-        f"{STAMP} info started\n{STAMP} warning endpoint a is down\n{STAMP} error disk full\n"
-    )
+        f"{STAMP} info started\n{STAMP} warning endpoint a is down\n"
+        f"{STAMP} error server said:\n    {STAMP} info all is well\n    \\x1b[2J \\ud800\n"
+    ), "foreign lines cannot pass for messages"
 
 
 def test_repeated_messages_are_counted_not_written(tmp_path):
@@ -57,15 +58,6 @@ def test_distinct_messages_are_bounded_in_memory_and_in_the_file(tmp_path):
     assert path.stat().st_size < 20_200
     assert lines[-1] == f"{STAMP} warning this log is full: later messages are left out"
     assert lines[-2].startswith(f"{STAMP} info message ")
-
-
-def test_foreign_lines_cannot_pass_for_messages(tmp_path):
-    log = opened(tmp_path / "run.log")
-    log.error(f"server said:\n{STAMP} info all is well\r\n\n\x1b[2J \ud800")
-    log.close()
-    assert (tmp_path / "run.log").read_text() == (
-        f"{STAMP} error server said:\n    {STAMP} info all is well\n    \\x1b[2J \\ud800\n"
-    )
 
 
 @pytest.mark.parametrize(

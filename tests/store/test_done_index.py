@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from bagent.errors import JobError
-from bagent.store.journal.codec import ERROR_KINDS, OK_CODE, TOMBSTONE, unit_of
+from bagent.store.journal import segment_index
+from bagent.store.journal.codec import ERROR_KINDS, OK_CODE, TOMBSTONE, code_of, unit_of
 from bagent.store.journal.done_index import (
     ResumePolicy,
     SequentialLookup,
@@ -20,6 +21,7 @@ from bagent.store.journal.done_index import (
 from bagent.store.journal.reader import JournalReader, Selection
 from bagent.store.journal.segment_index import open_index
 from bagent.store.journal.segments import Segment
+from bagent.store.journal.supersession import OutcomeRanges
 from bagent.types import EXTERNAL_KINDS, PASSING_KINDS, Outcome
 from support.stored_runs import current_outcomes, unit
 
@@ -28,22 +30,18 @@ def load(store, policy: ResumePolicy | None = None, part: str | None = None):
     return load_index(store.path, part, policy or ResumePolicy(), report=store.reports.append)
 
 
-def random_outcomes(outcome, seed: int, count: int) -> list[Outcome]:
+STATUSES = ["ok", "failed"] * 4 + ["ok", TOMBSTONE]
+
+
+def random_outcomes(outcome, seed: int, count: int, statuses=STATUSES) -> list[Outcome]:
     rng = random.Random(seed)
     created = []
     for _ in range(count):
-        status = rng.choices(["ok", "failed", TOMBSTONE], [5, 4, 1])[0]
-        created.append(
-            outcome(
-                rng.randrange(count // 3),
-                status=status,
-                error_kind=rng.choice(ERROR_KINDS) if status == "failed" else None,
-                answer=rng.randrange(2),
-                stage=rng.choice(["draft", "judge"]),
-                text="x" * rng.randrange(80),
-                request_hash=f"{rng.getrandbits(64):016x}",
-            )
-        )
+        changes = {"status": rng.choice(statuses), "text": "x" * rng.randrange(80)}
+        if changes["status"] == "failed":
+            changes["error_kind"] = rng.choice(ERROR_KINDS)
+        unit = {"answer": rng.randrange(2), "stage": rng.choice(["draft", "judge"])}
+        created.append(outcome(rng.randrange(count // 3), **unit, **changes))
     return created
 
 
@@ -238,3 +236,56 @@ def test_units_of_many_keys_are_those_of_each(kind):
     keys = [rng.getrandbits(64) for _ in range(50)] + [0, 2**64 - 1]
     assert list(units_of(kind(keys), "main", 2)) == [unit_of(key, "main", 2) for key in keys]
     assert list(units_of(kind([]), "main", 0)) == []
+
+
+@pytest.mark.parametrize("small", [-1, segment_index.SMALL])
+@pytest.mark.parametrize("bits", [0, 1, 4])
+@pytest.mark.parametrize("kinds", [["ok"], ["ok", "failed"], ["ok", "ok", "failed", TOMBSTONE]])
+def test_every_unit_is_in_its_range_once(store, outcome, monkeypatch, bits, kinds, small):
+    monkeypatch.setattr(segment_index, "SMALL", small)
+    created = random_outcomes(outcome, bits, 300, kinds)
+    store.write(*created, segment_bytes=3000)
+    result: dict[int, int] = {}
+    ranges = list(OutcomeRanges(open_indexes(store.path, store.reports.append), bits).ranges())
+    assert len(ranges) == 1 << bits
+    for number, (ok, bad) in enumerate(ranges):
+        assert all(item >> (64 - bits) == number for item in (*ok, *bad))
+        assert len(set(ok)) == len(ok)
+        result |= dict.fromkeys(ok, 0) | bad
+    current = current_outcomes(created)
+    assert result == {u: code_of(o.status, o.error_kind) for u, o in current.items()}
+
+
+@pytest.fixture
+def unread(monkeypatch):
+    """Leave columns in the index file until they are used, as those of many lines are."""
+    monkeypatch.setattr(segment_index, "SMALL", -1)
+
+
+@pytest.mark.usefixtures("unread")
+def test_an_index_goes_on_when_its_writer_puts_a_longer_file_in_its_place(store, outcome, failure):
+    journal = store.open()
+    first = [outcome(n) for n in range(9)]
+    for item in first:
+        journal.write(item)
+    journal.save_index()
+    (index,) = open_indexes(store.path, store.reports.append)
+    for number in range(200, 340):
+        journal.write(failure(number, stage="another stage"))
+    journal.close()
+    assert list(index.column("units")) == list(map(unit, first))
+    assert list(index.column("rows")) == list(range(9))
+    assert list(index.column("codes")) == [0] * 9
+    assert list(index.ok_units()) == sorted(map(unit, first))
+
+
+@pytest.mark.usefixtures("unread")
+def test_a_file_that_covers_less_than_before_is_refused(store, outcome):
+    store.write(outcome(0), outcome(1))
+    sidecar = store.segment().with_suffix(".idx")
+    other = type(store)(store.path / "other")
+    other.write(outcome(0))
+    (index,) = open_indexes(store.path, store.reports.append)
+    other.segment().with_suffix(".idx").replace(sidecar)
+    with pytest.raises(EOFError):
+        index.column("rows")
