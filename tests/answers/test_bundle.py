@@ -209,6 +209,13 @@ def test_a_single_dynamic_anchor_is_a_plain_reference(spec):
     assert schema.accepts({"a": {"b": {}}}) and not schema.accepts({"a": {"b": 1}})
 
 
+def test_a_dynamic_reference_beside_a_reference_is_kept():
+    parts = {"a": {"minimum": 1}, "b": {"$dynamicAnchor": "b", "maximum": 5}}
+    spec = {"$ref": "#/$defs/a", "$dynamicRef": "#b", "$defs": parts}
+    schema = OutputSchema.load(spec, base=Path())
+    assert [schema.accepts(n) for n in (0, 3, 6)] == [False, True, False]
+
+
 def test_dynamic_anchors_in_several_files_are_refused(folder):
     part = {"$dynamicAnchor": "n", "items": {"$dynamicRef": "#n"}}
     base = folder({"root.json": {**part, "contains": {"$ref": "b.json"}}, "b.json": part})

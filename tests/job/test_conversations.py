@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 
+import duckdb
 import pytest
 
 from bagent.job.templates.conversations import ConversationFault, read_conversation
@@ -206,3 +207,27 @@ def test_a_field_in_the_place_of_the_messages_gets_the_key_to_write(
     write_job(job_dir, "sim", 1, model="auto", prompt={"messages": messages})
     done = bagent(["check", "job.yaml"])
     assert (done.code, f"(prompt: {{messages_from: {name}}} sends" in done.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        {"messages": [{"role": "user", "content": [
+            {"image": "{{ photo }}"}, {"image": "{{ scan.bytes }}"}, {"text": "id=r1"}]}]},
+        {"messages_from": "turns", "images_from": "images"},
+    ],
+)  # fmt: skip
+def test_images_in_columns_of_bytes_are_sent(fs, job_dir, bagent, prompt):
+    fs.set_script({"*": [ok("fine")]})
+    with duckdb.connect() as connection:
+        connection.execute(
+            "COPY (SELECT 'r1' AS id, $1::BLOB AS photo, {'bytes': $1::BLOB, 'path': 'a.jpg'} AS"
+            " scan, [$1::BLOB, $1::BLOB] AS images, [{'from': 'human', 'value':"
+            f" '<image><image>id=r1'}}] AS turns) TO '{job_dir}/rows.parquet'",
+            [base64.b64decode(PNG)],
+        )
+    write_job(job_dir, fs.url, 0, prompt=prompt, input="rows.parquet")
+    done = bagent(["run", "job.yaml", "--progress", "plain"])
+    assert done.code == 0, done.err
+    [message] = fs.of("r1")[0].body["messages"]
+    assert message["content"] == [URL, URL, {"type": "text", "text": "id=r1"}]
