@@ -93,30 +93,20 @@ def test_file_and_inline_give_the_same_schema(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("data", "message"),
+    ("content", "message"),
     [
+        (b'{\n  "type": "string",\n}', ":3:1: not JSON"),
+        (b"", ": the file is empty"),
+        (b'{"minimum": NaN}', ": NaN is not JSON"),
+        (b"[1]", ": a schema is an object"),
+        (b"[" * 5000 + b"]" * 5000, ": nested deeper"),
         ('{"a": 1}'.encode("utf-16-le"), ": the file is UTF-16 (save it as UTF-8)"),
         (b'{\n"a": "\xe9"}', ":2:7: not UTF-8 (byte 0xe9)"),
     ],
 )
-def test_other_encodings_are_named(tmp_path, data, message):
-    (tmp_path / "s.json").write_bytes(data)
-    assert f"{tmp_path / 's.json'}{message}" in failing(Path("s.json"), tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ('{\n  "type": "string",\n}', ":3:1: not JSON"),
-        ("", ": the file is empty"),
-        ('{"minimum": NaN}', ": NaN is not JSON"),
-        ("[1]", ": a schema is an object"),
-        ("[" * 5000 + "]" * 5000, ": nested deeper"),
-    ],
-)
-def test_broken_files_are_named_with_their_place(tmp_path, text, words):
-    (tmp_path / "s.json").write_text(text)
-    assert failing(Path("s.json"), tmp_path).startswith(f"{tmp_path / 's.json'}{words}")
+def test_broken_files_are_named_with_their_place(tmp_path, content, message):
+    (tmp_path / "s.json").write_bytes(content)
+    assert failing(Path("s.json"), tmp_path).startswith(f"{tmp_path / 's.json'}{message}")
     assert failing(Path("no.json"), tmp_path).endswith("no.json: the schema file is not there")
     assert "is not a file" in failing(tmp_path)
 
@@ -130,6 +120,7 @@ def test_broken_files_are_named_with_their_place(tmp_path, text, words):
         ({"anyOf": []}, "#/anyOf: [] should be non-empty"),
         ({"pattern": "a("}, '#/pattern: "a(" is not a "regex"'),
         ({"properties": {"a": {"pattern": "["}}}, "#/properties/a/pattern"),
+        ({"pattern": r"(?a:x)"}, "regex"),  # of Python only
         ({"$schema": DRAFTS[0], "exclusiveMinimum": 5}, "#/exclusiveMinimum: 5 is not of type"),
     ],
 )
@@ -139,24 +130,17 @@ def test_wrong_schema_is_one_line_with_the_place_in_it(spec, words):
 
 def test_a_closed_object_that_requires_what_it_does_not_allow_is_refused():
     closed = {"type": "object", "properties": {"categroy": {}}, "additionalProperties": False}
-    message = (
-        'required names "category", properties has categroy, and additionalProperties is false'
-    )
-    with pytest.raises(SchemaError, match=message):
-        load({**closed, "required": ["category"]})
+    wrong = {**closed, "required": ["category"]}
+    message = 'required names "category", properties has categroy, and additionalProperties is f'
+    assert message in failing(wrong)
     # An alternative may be ruled out on purpose, and an open object may have any property.
-    load({"anyOf": [{**closed, "required": ["category"]}, {"type": "null"}]})
-    definitions = {"$defs": {"A": {**closed, "required": ["category"]}}}
-    load({"anyOf": [{"$ref": "#/$defs/A"}, {"type": "null"}], **definitions})
-    with pytest.raises(SchemaError, match=f"A: no object can be valid: {message}"):
-        load({"properties": {"x": {"items": {"$ref": "#/$defs/A"}}}, **definitions})
-    load({**closed, "required": ["category"], "additionalProperties": True})
+    load({"anyOf": [{"$ref": "#/$defs/A"}, {"type": "null"}], "$defs": {"A": wrong}})
+    load({**wrong, "additionalProperties": True})
+    spec = {"properties": {"x": {"items": {"$ref": "#/$defs/A"}}}, "$defs": {"A": wrong}}
+    assert f"A: no object can be valid: {message}" in failing(spec)
 
 
-@pytest.mark.parametrize(
-    "uri",
-    ["http://json-schema.org/draft-03/schema#", "http://127.0.0.1:9/mine", "draft-07", 7],
-)
+@pytest.mark.parametrize("uri", [DRAFTS[0].replace("04", "03"), "http://127.0.0.1:9/mine", 7])
 def test_unknown_draft_is_refused_with_the_known_ones(uri):
     message = failing({"$schema": uri})
     assert "#/$schema: unknown" in message and "2020-12" in message
@@ -285,13 +269,9 @@ except Exception: loaded("jsonschema")
     assert done.stdout.split() == ["none", "none", "none", "jsonschema"]
 
 
-@pytest.mark.parametrize(
-    "draft", ["draft-07/schema#", "draft/2019-09/schema", "draft/2020-12/schema"]
-)
+@pytest.mark.parametrize("draft", DRAFTS[2:])
 def test_a_reference_to_an_official_metaschema_needs_no_network(draft):
-    scheme = "http" if "07" in draft else "https"
-    reference = {"$ref": f"{scheme}://json-schema.org/{draft}"}
-    schema = OutputSchema.load({"properties": {"schema": reference}}, base=Path())
+    schema = load({"properties": {"schema": {"$ref": draft.rstrip("#")}}})
     assert schema.accepts({"schema": {"properties": {"a": {"type": "string"}}}})
     assert not schema.accepts({"schema": {"properties": {"a": {"type": 5}}}})
 
@@ -310,8 +290,3 @@ def test_a_reference_to_an_official_metaschema_needs_no_network(draft):
 def test_where_jsonschema_judges_otherwise_it_does_not_decide(spec, value, valid):
     assert load(spec).accepts(value) is valid
     assert bool(load(spec).explain(value)) is not valid
-
-
-@pytest.mark.parametrize("pattern", [r"a\Z", r"(?a:x)"])
-def test_patterns_of_python_only_are_refused_at_load(pattern):
-    assert "regex" in failing({"pattern": pattern})
