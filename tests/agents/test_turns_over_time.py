@@ -21,7 +21,7 @@ from support.agent_jobs import (
 )
 from support.cli import Running
 from support.fake_server import FakeServer
-from support.jobs import parquet, results_by_id, wait_until
+from support.jobs import parquet, results_by_id, wait_for_text, wait_until
 from support.replies import delta, hang, ok, stream, usage_chunk
 
 pytestmark = pytest.mark.slow  # tools and signals take their real time
@@ -69,6 +69,24 @@ def test_a_call_that_a_kill_cut_short_is_reported_and_not_run_again(job_dir, bag
     assert ran(job_dir) in (["1+2"], [])  # it had ended, or begun, when the kill came; never twice
     table = parquet(job_dir / "runs/job", "tool_calls")
     assert "may_have_run" in [one["error"] for one in table]
+
+
+def test_a_call_that_ended_before_a_kill_is_recorded_though_its_turn_was_not_whole(job_dir, bagent):
+    def add_is_noted():
+        wait_for_text(job_dir, "runs/job/journal/tools*.jsonl", '"add"')
+
+    turn = calls(("add", '{"a":1,"b":2}'), ("wait", '{"seconds":60}'))
+    with FakeServer({"*": [turn]}) as fs:
+        agent_job(job_dir, fs.url, stream=False)
+        bagent(["run", "job.yaml"], kill_at=add_is_noted)
+        fs.set_script({"*": [ok("done")]})
+        assert bagent(["run", "job.yaml"], timeout=30).code == 0
+        assert answers_in(fs.requests[-1].body)[0] == "3"
+    table = parquet(job_dir / "runs/job", "tool_calls")
+    assert sorted((one["name"], one["error"]) for one in table) == [
+        ("add", None),
+        ("wait", "may_have_run"),
+    ]
 
 
 def test_a_call_without_side_effects_is_run_again_after_a_kill(job_dir, bagent):

@@ -244,6 +244,22 @@ def test_rows_fail_that_only_an_endpoint_of_unknown_context_might_have_served(fa
     assert (failure.kind, failure.passing) == ("connect", True)
 
 
+def test_an_endpoint_that_passes_its_check_is_asked_for_its_context():
+    refusals = [True] * 5
+
+    def prepare(s: Setup) -> None:
+        s.backend.scripts["later"] = lambda row, number: Answer(
+            REFUSED_KEY if refusals and refusals.pop() else GOOD, 0.01
+        )
+        s.backend.probes["later"] = lambda number: Capabilities(context=2048)
+
+    rows = [*range(100, 104), *range(3000, 3030)]
+    s = run_fitted({"short": 2048, "long": 8192, "later": None}, rows, prepare, limit=1)
+    assert sorted(s.recorder.replies) == rows
+    assert not refusals
+    assert {name for _, name, row in s.backend.sent if row >= 3000} == {"long"}
+
+
 @on_jumping_clock
 async def test_where_endpoints_have_different_models_nothing_is_counted():
     s = setup({"a": always(), "b": always()})

@@ -22,7 +22,7 @@ from bagent.fleet.call import (
     Retry,
     Suspend,
 )
-from bagent.fleet.endpoint_state import EndpointState
+from bagent.fleet.endpoint_state import CheckResult, EndpointState
 from bagent.fleet.limits.concurrency import InFlightLimit
 from bagent.fleet.retry import (
     RetryPolicy,
@@ -212,7 +212,7 @@ def test_a_lost_connection_waits_for_a_probe_that_decides_whether_it_counts() ->
         assert probe.block
         actions = case.rules.after_probe(case.state, [suspend.suspended], answered=answered)
         assert (the_retry(actions).at == NOW) is not answered
-        assert case.call.counted_attempts == counted
+        assert (case.call.counted_attempts, case.call.deaths) == (counted, 0)
 
 
 def test_a_call_with_which_three_servers_died_ends() -> None:
@@ -221,6 +221,16 @@ def test_a_call_with_which_three_servers_died_ends() -> None:
     assert first.at == NOW
     assert second.at == LAST
     assert isinstance(third, Fail)
+
+
+@pytest.mark.parametrize("failure", [REFUSED, PASSING])
+def test_a_final_failure_waits_for_a_check_and_is_free_if_that_fails(failure) -> None:
+    case = Case(retries=1, counted_attempts=1)
+    (suspend,) = case.after(failure)
+    case.fleet.waiting.suspend("a", suspend.suspended)
+    (action,) = case.rules.after_check(case.state, CheckResult.BROKEN)
+    assert (action.call, action.at) == (case.call, NOW)
+    assert case.call.counted_attempts == 1
 
 
 def test_a_call_that_must_be_streamed_after_all_is_sent_at_once() -> None:
