@@ -57,38 +57,36 @@ def test_each_row_runs_a_process_in_its_own_folder_and_its_tokens_are_counted(jo
     assert [(folder / "here.txt").read_text() for folder in folders] == list(map(str, folders))
 
 
-SHOWS = (
-    "import os, pathlib, sys\n"
-    "pathlib.Path(os.environ['HOME'], 'made').write_text(os.environ['HOME'])\n"
-    "print(os.environ['SETUP'], sys.argv[1], os.environ['HOME'], sep='|')\n"
-    "sys.exit(int(os.environ.get('END', 0)))\n"
-)
-
-
 def test_places_in_the_arguments_and_the_environment_are_filled(job_dir, bagent):
+    code = "import os, sys\nprint(os.environ['SETUP'], sys.argv[1], sep='|')\n"
     env = {"SETUP": '{job_folder}/a.json {"{model}":"{id}"} {prompt} {other}'}
+    command = [sys.executable, str(job_dir / "agent.py"), "{base_url}"]
     with FakeServer() as fs:
-        program_job(job_dir, fs.url, code=SHOWS, agent={"env": env})
-        path = job_dir / "job.yaml"
-        path.write_text(path.read_text().replace("agent.py\n", "agent.py\n  - '{base_url}'\n"))
+        program_job(job_dir, fs.url, code=code, agent={"command": command, "env": env})
         done = bagent(["run", "job.yaml"])
         assert done.code == 0, done.err
-    told, url, _ = results_by_id(job_dir)["r1"]["text"].split("|")
+    told, url = results_by_id(job_dir)["r1"]["text"].split("|")
     assert told == f'{job_dir}/a.json {{"fake-model":"r1"}} {{prompt}} {{other}}'
     assert url.startswith("http://127.0.0.1:") and url.endswith("/v1")
 
 
-@pytest.mark.parametrize("code", [0, 3])
-def test_a_row_s_home_is_kept_only_where_its_program_failed(job_dir, bagent, code):
-    env = {"SETUP": "", "END": str(code)}
+def test_a_program_that_fails_fails_its_row_with_its_last_words_and_leaves_its_home(
+    job_dir, bagent
+):
+    code = (
+        "import os, pathlib, sys\nhome = os.environ['HOME']\n"
+        "pathlib.Path(home, 'made').write_text(home)\nif 'id=r2' in sys.stdin.read():\n"
+        "    print('no model of that name', file=sys.stderr)\n"
+        "    print('try another')\n    sys.exit(3)\nprint('done')\n"
+    )
     with FakeServer() as fs:
-        program_job(job_dir, fs.url, code=SHOWS, agent={"env": env})
-        path = job_dir / "job.yaml"
-        path.write_text(path.read_text().replace("agent.py\n", "agent.py\n  - x\n"))
-        assert bagent(["run", "job.yaml"]).code == bool(code)
-    made = [path.read_text() for path in (job_dir / "runs/job/home").glob("*/made")]
-    assert len(made) == bool(code)
-    assert str(job_dir / "runs/job/work") not in "".join(made)
+        program_job(job_dir, fs.url, 2, code=code)
+        assert bagent(["run", "job.yaml"]).code == 1
+    good, bad = results_by_id(job_dir).values()
+    assert (good["status"], bad["status"], bad["error_kind"]) == ("ok", "failed", "tool")
+    assert bad["error"] == "it ended with code 3: no model of that name; try another"
+    (made,) = (job_dir / "runs/job/home").glob("*/made")
+    assert str(job_dir / "runs/job/work") not in made.read_text()
     assert list((job_dir / "runs/job/work").glob("*/*")) == []
 
 
@@ -104,19 +102,6 @@ def test_an_answer_that_does_not_fit_the_schema_is_asked_for_again(job_dir, bage
         assert done.code == 0, done.err
     row = results_by_id(job_dir)["r1"]
     assert (row["output"], row["attempts"]) == ({"sum": 3}, 2)
-
-
-def test_a_program_that_fails_fails_its_row_with_its_last_words(job_dir, bagent):
-    code = (
-        "import sys\nprint('no model of that name', file=sys.stderr)\n"
-        "print('try another')\nsys.exit(3)\n"
-    )
-    with FakeServer() as fs:
-        program_job(job_dir, fs.url, code=code)
-        assert bagent(["run", "job.yaml"]).code == 1
-    row = results_by_id(job_dir)["r1"]
-    assert (row["status"], row["error_kind"]) == ("failed", "tool")
-    assert row["error"] == "it ended with code 3: no model of that name; try another"
 
 
 def test_the_row_s_limit_kills_the_program_and_what_it_started(job_dir, bagent, run_clock):
@@ -195,15 +180,13 @@ def test_a_program_that_is_not_there_is_an_error_before_anything_is_sent(job_dir
 
 def test_a_lone_surrogate_reaches_a_program_as_the_replacement_character(job_dir, bagent):
     code = "import sys\nprint(ascii(sys.stdin.buffer.read().decode()))\n"
+    command = [sys.executable, str(job_dir / "agent.py"), "{id}"]
     with FakeServer() as fs:
-        program_job(job_dir, fs.url, 2, code=code, prompt={"user": "{{ text }}"})
-        rows = '{"id": "a\\udc01", "text": "x\\ud800y"}\n{"id": "b", "text": "z"}\n'
-        (job_dir / "rows.jsonl").write_text(rows)
-        path = job_dir / "job.yaml"
-        path.write_text(path.read_text().replace("agent.py\n", "agent.py\n  - '{id}'\n"))
+        program_job(
+            job_dir, fs.url, code=code, agent={"command": command}, prompt={"user": "{{ text }}"}
+        )
+        (job_dir / "rows.jsonl").write_text('{"id": "a\\udc01", "text": "x\\ud800y"}\n')
         done = bagent(["run", "job.yaml"])
     assert done.code == 0, done.err
-    assert sorted(row["text"] for row in results_by_id(job_dir).values()) == [
-        "'x\\ufffdy'",
-        "'z'",
-    ]
+    (row,) = results_by_id(job_dir).values()
+    assert row["text"] == "'x\\ufffdy'"

@@ -56,14 +56,6 @@ def test_a_child_whose_parent_died_makes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "results.parquet").exists()
 
 
-def test_a_failure_is_told_with_its_words(tmp_path: Path) -> None:
-    make_run(tmp_path / "run", map(stored, range(3)))
-    (tmp_path / "run" / "results.parquet").mkdir()
-    code, words = TablesChild(tmp_path / "run").make()
-    assert code == 74
-    assert "cannot make the tables" in words
-
-
 @pytest.mark.process("signal")
 def test_a_run_that_stops_early_makes_no_tables_and_waits_for_none(fs, job_dir):
     fs.set_script({"r2": [gated(echo())], "*": [echo()]})

@@ -54,17 +54,6 @@ def test_time_per_token_follows_the_batch_formula(batch: int) -> None:
     assert tpot(seqs[-1]) == pytest.approx((1 + 0.1 * (batch - 1)) / 50, rel=0.02)
 
 
-def test_requests_beyond_max_num_seqs_wait_in_the_queue() -> None:
-    engine = SimEngine(EngineConfig(max_num_seqs=4))
-    seqs = [engine.submit(SimRequest(10, 50), 0.0) for _ in range(10)]
-    engine.advance(0.01)
-    assert (engine.running, engine.waiting) == (4, 6)
-    ended = run_until_idle(engine)
-    assert len(ended) == 10
-    assert (engine.running, engine.waiting) == (0, 0)
-    assert max(ttft(seq) for seq in seqs) > max(seq.finished_at or 0.0 for seq in seqs[:4])
-
-
 @pytest.mark.parametrize("enabled", [True, False])
 def test_lower_priority_number_is_served_earlier_where_enabled(enabled: bool) -> None:
     engine = SimEngine(EngineConfig(max_num_seqs=1, priority=enabled))
