@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -58,55 +57,30 @@ def is_gone(process: int) -> bool:
     return Path(f"/proc/{process}/stat").read_text().split()[2] == "Z"
 
 
-@dataclass
-class Visit:
-    """What one visit to the small server gave."""
-
-    names: list[str]
-    definition: Any
-    effects: dict[str, bool]
-    results: dict[str, ToolResult]
-    starts: list[int]
-
-
-@pytest.fixture(scope="module")
-def visit(tmp_path_factory: pytest.TempPathFactory) -> Visit:
-    """One visit for all tests that only look."""
-    folder = tmp_path_factory.mktemp("mcp")
-    calls = {
-        "add": asked("add", a=2, b=3),
-        "fail": asked("fail", words="no such ship"),
-        "dotted": asked("dotted_name"),
-        "environment": asked("environment"),
-    }
-
-    async def main() -> Visit:
-        async with opened(folder, small(folder, env={"NAMED": "x"})) as pool:
-            results = {name: await pool.call(one) for name, one in calls.items()}
-            effects = {name: pool.has_side_effects(name) for name in pool.names}
-            return Visit(pool.names, pool.definitions[0], effects, results, starts(folder))
-
-    return asyncio.run(main())
-
-
-def test_the_tools_of_a_server_are_listed_at_start_and_called(visit: Visit) -> None:
-    expected = "add fail dotted_name environment die die_once hang header"
-    assert visit.names == expected.split()
-    assert visit.definition["function"]["description"] == "Add two numbers."
-    assert visit.definition["function"]["parameters"]["required"] == ["a", "b"]
-    assert (visit.results["add"].text, visit.results["add"].error) == ("5", None)
-    assert visit.results["fail"].error == "failed"
-    assert "no such ship" in visit.results["fail"].text
-    assert visit.results["dotted"].text == "dotted"
-    assert [name for name, has in visit.effects.items() if not has] == ["add", "die_once"]
-
-
-def test_a_server_is_started_once_sees_no_secret_and_ends_with_the_pool(visit: Visit) -> None:
-    seen = visit.results["environment"].text.split()
-    assert "SECRET" not in seen
-    assert {"PATH", "NAMED"} <= set(seen)
-    assert len(visit.starts) == 1
-    assert is_gone(visit.starts[0])
+@in_event_loop
+async def test_the_tools_of_a_server_are_listed_and_called_and_it_sees_no_secret(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path, small(tmp_path, env={"NAMED": "x"})) as pool:
+        assert {"add", "fail", "dotted_name", "environment"} <= set(pool.names)
+        reading = [name for name in pool.names if not pool.has_side_effects(name)]
+        definition = pool.definitions[0]["function"]
+        added = await pool.call(asked("add", a=2, b=3))
+        failed = await pool.call(asked("fail", words="no such ship"))
+        dotted = await pool.call(asked("dotted_name"))
+        environment = (await pool.call(asked("environment"))).text.split()
+    assert reading == ["add", "die_once"]
+    assert definition["description"] == "Add two numbers."
+    assert definition["parameters"]["required"] == ["a", "b"]
+    assert (added.text, added.error) == ("5", None)
+    assert failed.error == "failed"
+    assert "no such ship" in failed.text
+    assert dotted.text == "dotted"
+    assert "SECRET" not in environment
+    assert {"PATH", "NAMED"} <= set(environment)
+    # It is started once and ends with the pool.
+    (process,) = starts(tmp_path)
+    assert is_gone(process)
 
 
 def test_tools_are_chosen_and_named_by_their_entry(tmp_path: Path) -> None:
