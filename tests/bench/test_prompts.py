@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -74,10 +73,14 @@ def lengths(url: str, wanted: PromptSizes, model: str = "simulated-8b") -> Lengt
 
 def test_lengths_are_measured_by_tokenize() -> None:
     with simulated("") as sim:
-        found = lengths(sim.urls[0], PromptSizes(500, prefix=400))
-    assert found.measured == "/tokenize"
-    assert found.tokens == pytest.approx(500, abs=10)
-    assert found.prefix / (found.prefix + found.own) == pytest.approx(0.8, abs=0.03)
+        chat, raw = [
+            lengths(sim.urls[0], PromptSizes(500, prefix=400, chat=chat)) for chat in (True, False)
+        ]
+    for found in (chat, raw):
+        assert found.measured == "/tokenize"
+        assert found.tokens == pytest.approx(500, abs=10)
+        assert found.prefix / (found.prefix + found.own) == pytest.approx(0.8, abs=0.03)
+    assert chat.own + chat.prefix < raw.own + raw.prefix, "a raw text has no chat template"
 
 
 def test_without_tokenize_the_usage_of_two_requests_tells() -> None:
@@ -94,12 +97,3 @@ def test_without_any_count_a_word_is_taken_for_a_token() -> None:
         found = lengths(fs.base, PromptSizes(200), "fake-model")
     assert (found.own, found.tokens) == (200, None)
     assert "guessed" in found.measured
-
-
-def test_raw_texts_are_weighed_without_a_chat_template() -> None:
-    seen: list[Any] = []
-    with simulated("") as sim:
-        for chat in (True, False):
-            seen.append(lengths(sim.urls[0], PromptSizes(300, chat=chat)))
-    assert all(one.tokens == pytest.approx(300, abs=10) for one in seen)
-    assert seen[0].own < seen[1].own

@@ -10,7 +10,7 @@ import pytest
 from support.cli import run_bagent
 from support.fake_server import FakeServer
 from support.jobs import write_job
-from support.replies import canned, echo, ok, status
+from support.replies import echo, ok, status
 from support.stage_jobs import RUN, outcomes, run_scripted, run_stages, texts
 
 LEAF = {"kind": "map", "name": "leaf", "prompt": "leaf id={{ id }} {{ text }}"}
@@ -79,15 +79,6 @@ def test_an_answer_longer_than_its_share_is_cut_and_says_so(tmp_path):
     server = run_scripted(tmp_path, 3, stages, script, options=options, batching=single)
     prompt = next(p for s in server.requests for p in s.prompts if p.startswith("sum"))
     assert re.search(r"\[cut: \d+ of 9000 characters left out\]", prompt)
-
-
-def test_rows_are_reduced_by_a_field_of_the_answer(tmp_path):
-    rows = [{"id": f"r{n}", "text": "even" if n % 2 == 0 else "odd"} for n in range(6)]
-    stages = [LEAF, {**REDUCE, "by": "text", "prompt": "{{ text }}: {{ n }}\n{{ responses }}"}]
-    server = run_scripted(tmp_path, rows, stages, script={"*": [canned()]})
-    firsts = sorted(p.splitlines()[0] for s in server.requests for p in s.prompts if ": 3" in p)
-    assert firsts == ["even: 3", "odd: 3"]
-    assert sorted(texts(tmp_path, "sum")) == ["even:1.0", "odd:1.0"]
 
 
 def test_a_reduction_may_end_with_several_rows(tmp_path):

@@ -91,8 +91,8 @@ def test_a_program_need_not_read_its_input(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("how", "setsid"),
-    [("timeout", ""), ("deadline", "setsid"), ("cancelled", ""), ("cancelled", "setsid")],
-    ids=["timeout", "deadline, own session", "cancelled", "cancelled, own session"],
+    [("timeout", ""), ("deadline", "setsid"), ("cancelled", "setsid")],
+    ids=["timeout", "deadline, own session", "cancelled, own session"],
 )
 @in_event_loop
 async def test_the_program_and_what_it_started_are_killed(

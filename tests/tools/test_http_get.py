@@ -216,12 +216,10 @@ def test_a_server_that_is_silent_is_left_after_the_time_limit() -> None:
     assert get("/silent", timeout=0.5)[0].error == "timeout"
 
 
-@pytest.mark.parametrize(
-    ("hosts", "words"), [([], "needs allow_hosts"), (["http://a.org/"], "is no host")]
-)
-def test_hosts_must_be_listed_and_be_hosts(tmp_path: Path, hosts: list[str], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        once(tmp_path, {"builtin": "http_get", "allow_hosts": hosts}, {})
+def test_hosts_must_be_listed_and_be_hosts(tmp_path: Path) -> None:
+    for hosts, words in (([], "needs allow_hosts"), (["http://a.org/"], "is no host")):
+        with pytest.raises(UsageError, match=words):
+            once(tmp_path, {"builtin": "http_get", "allow_hosts": hosts}, {})
 
 
 class Names(AbstractResolver):
@@ -281,7 +279,6 @@ def test_a_listed_name_that_leads_to_a_private_address_is_not_asked(address: str
         ("5 &lt; 6 &copy; &nbsp;x", "5 < 6 © x"),
         ("<svg><title>no</title></svg>yes", "yes"),
         ("</p></body>odd</html>", "odd"),
-        ("", ""),
     ],
 )
 def test_a_page_is_its_visible_text(html: str, text: str) -> None:
@@ -339,7 +336,6 @@ def test_public_addresses_are_public(text: str) -> None:
         ("*", "anything.net", 80, True),
         ("10.0.0.0/8", "10.9.8.7", 80, True),
         ("10.0.0.0/8", "ten.example.org", 80, False),
-        ("127.0.0.1:81", "127.0.0.1", 81, True),
         ("127.0.0.1:81", "127.0.0.1", 80, False),
         ("[::1]:81", "::1", 81, True),
         ("::1", "::1", 80, True),
@@ -355,7 +351,6 @@ def test_names_are_allowed_by_entries(entry: str, host: str, port: int, allowed:
         ("127.0.0.1", "::ffff:127.0.0.1", 80, True),
         ("127.0.0.1", "127.0.0.2", 80, False),
         ("127.0.0.1:81", "127.0.0.1", 80, False),
-        ("10.0.0.0/8", "192.168.1.1", 80, False),
         ("localhost", "127.0.0.1", 80, True),
         ("localhost", "::1", 80, True),
         ("localhost", "10.0.0.1", 80, False),

@@ -104,7 +104,6 @@ def of(hint: Any, default: Any = dataclasses.MISSING) -> tuple[Any, OutputSchema
         (Any, {"any": [1]}, {"any": [1]}, []),
         (None, None, None, [0]),
         (Annotated[int, pydantic.Field(ge=1, le=5)], 5, 5, [0, 6]),
-        (Annotated[list[Place], "words"], [], [], [{}]),
     ],
     # Not str: how a set is written differs from process to process.
     ids=lambda value: str(sorted(value) if isinstance(value, set) else value),
@@ -161,15 +160,12 @@ class Callee:
     def __call__(self, x: int) -> int:
         return x
 
-    def method(self, x: int) -> int:
-        return x
-
 
 def test_methods_callable_objects_and_wrapped_functions_are_read() -> None:
     @functools.wraps(one(int))
     def wrapped(*values: Any, **named: Any) -> Any: ...
 
-    for function in (Callee(), Callee().method, wrapped):
+    for function in (Callee(), Callee().__call__, wrapped):
         assert read_signature(function, {}).schema["required"] == ["x"]
 
 
@@ -180,18 +176,12 @@ class Plain:
 def unknown(x: NoSuchType) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
 
-def many(*values: int) -> None: ...
-
-
-def named(**values: int) -> None: ...
-
-
 @pytest.mark.parametrize(
     ("function", "words"),
     [
         (lambda x: x, "its parameter x has no annotation"),
-        (many, "named parameters only"),
-        (named, "named parameters only"),
+        (lambda *values: values, "named parameters only"),
+        (lambda **values: values, "named parameters only"),
         (unknown, "NoSuchType"),
         (one(Plain), "no JSON form"),
         (one(Callable[[int], int]), "no JSON form"),
@@ -222,7 +212,6 @@ def test_arguments_that_only_the_types_refuse_are_told_in_words() -> None:
         (None, "null"),
         (Point(1, 2), '{"x":1,"y":2}'),
         (Person(name="Ann", colors={Color.RED}), '{"name":"Ann","colors":["red"]}'),
-        ((1, {"a"}), '[1,["a"]]'),
         (float("nan"), '"NaN"'),
         (b"bytes", '"bytes"'),
     ],

@@ -89,7 +89,6 @@ def test_no_fault_of_a_service_shows_the_key(tmp_path: Path, path: str) -> None:
     [
         (None, None, {"BRAVE_API_KEY": "k"}, "brave"),
         (None, None, {"SERPAPI_API_KEY": "k"}, "serpapi"),
-        (None, None, {"SERPAPI_API_KEY": "k", "BRAVE_API_KEY": "k"}, "brave"),
         (None, "MY_SERPAPI_KEY", {"MY_SERPAPI_KEY": "k"}, "serpapi"),
         ("https://serpapi.com/search", "K", {"K": "k"}, "serpapi"),
         ("http://127.0.0.1/x", "K", {"K": "k", "SERPAPI_KEY": "k"}, "brave"),
