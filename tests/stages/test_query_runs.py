@@ -14,6 +14,7 @@ from bagent.stages.query import QueryResult, StageTable, run_query
 from bagent.stages.sql import QueryCheck, validate_query
 from support.cli import Running, run_bagent
 from support.fake_server import FakeServer
+from support.jobs import results
 from support.replies import echo
 from support.stage_jobs import RUN, outcomes, run_scripted, run_stages, write_stages
 
@@ -50,6 +51,7 @@ def test_a_changed_query_replaces_its_rows_and_each_counts_once(tmp_path):
     assert again.code == 0, again.err
     assert "stage ask: 3 ok" in again.err
     assert "3 rows: 3 ok, 0 failed" in again.err
+    assert [row["output"]["n"] for row in results(tmp_path) if row["stage"] == "ask"] == [1, 0, -1]
 
 
 def test_ids_are_text_in_every_table(tmp_path):
