@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator
 from typing import Any
 
 from hypothesis import strategies as st
 
+from support.provider_protocols import AnthropicWire, ModelAnswer, ResponsesWire, Wire
+
 COUNTS = {"prompt_tokens": 1, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 1}}
-TOKENS = {
-    "input_tokens": 1, "output_tokens": 2, "cache_read_input_tokens": 0,
-    "input_tokens_details": {"cached_tokens": 1}, "output_tokens_details": {"reasoning_tokens": 1},
-}  # fmt: skip
 CALL = {"id": "c", "type": "function", "index": 0, "function": {"name": "f", "arguments": "{}"}}
 PART = {
     "role": "assistant", "content": "text", "reasoning_content": "why", "refusal": None,
@@ -30,44 +29,19 @@ CHUNKS = [
     {"choices": [{"index": 0, "delta": {"content": "b"}, "finish_reason": "stop"}]},
     {"choices": [], "usage": COUNTS},
 ]
-BLOCKS = [
-    {"type": "thinking", "thinking": "why", "signature": "s"},
-    {"type": "text", "text": "text"},
-    {"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}},
-]
-MESSAGE = {
-    "id": "x", "type": "message", "role": "assistant", "model": "m", "content": BLOCKS,
-    "stop_reason": "tool_use", "usage": TOKENS,
-}  # fmt: skip
-MESSAGE_EVENTS = [
-    {"type": "message_start", "message": {**MESSAGE, "content": []}},
-    {"type": "content_block_start", "index": 0, "content_block": BLOCKS[0]},
-    {"type": "content_block_delta", "index": 0,
-     "delta": {"type": "thinking_delta", "thinking": "w"}},
-    {"type": "content_block_stop", "index": 0},
-    {"type": "content_block_start", "index": 1, "content_block": {**BLOCKS[2], "input": {}}},
-    {"type": "content_block_delta", "index": 1,
-     "delta": {"type": "input_json_delta", "partial_json": "{}"}},
-    {"type": "content_block_stop", "index": 1},
-    {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": TOKENS},
-    {"type": "message_stop"},
-]  # fmt: skip
-ITEMS = [
-    {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "why"}]},
-    {"type": "message", "role": "assistant", "content": [
-        {"type": "output_text", "text": "text", "logprobs": LOGPROBS["content"]}]},
-    {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
-]  # fmt: skip
-RESPONSE = {
-    "id": "x", "object": "response", "status": "completed", "model": "m", "output": ITEMS,
-    "usage": TOKENS, "error": None, "incomplete_details": {"reason": "max_output_tokens"},
-}  # fmt: skip
-RESPONSE_EVENTS = [
-    {"type": "response.created", "response": {**RESPONSE, "output": []}},
-    {"type": "response.output_text.delta", "delta": "te", "output_index": 0},
-    {"type": "response.output_item.done", "item": ITEMS[2], "output_index": 1},
-    {"type": "response.completed", "response": RESPONSE},
-]
+SAY = ModelAnswer(text="text", thought="why", calls=(("c", "f", {"a": 1}),), stop="tool_calls")
+RESPONSE = ResponsesWire().whole(SAY) | {"incomplete_details": {"reason": "max_output_tokens"}}
+ITEMS = RESPONSE["output"]
+MESSAGE = AnthropicWire().whole(SAY)
+BLOCKS = MESSAGE["content"]
+TOKENS = RESPONSE["usage"] | MESSAGE["usage"]
+
+
+def _events(wire: Wire) -> list[Any]:
+    return [json.loads(event.partition(b"data: ")[2]) for event in wire.events(SAY)]
+
+
+RESPONSE_EVENTS, MESSAGE_EVENTS = _events(ResponsesWire()), _events(AnthropicWire())
 VECTORS = {
     "data": [{"embedding": [0.5, 1], "index": 0, "object": "embedding"}], "model": "m",
     "usage": COUNTS,

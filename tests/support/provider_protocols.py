@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from support.response_bodies import streamed
+
 Json = Any
 SECRET = "key-5up3rs3cret"
 
@@ -103,30 +105,13 @@ class OpenAIWire(Wire):
         if say.stop == "refusal":
             message["content"], message["refusal"] = None, "I cannot help with that."
         choice = {"index": 0, "message": message, "finish_reason": self._stop(say)}
-        return {"id": "c1", "model": "m-1", "choices": [choice], "usage": self._usage(say)}
+        head = {"id": "c1", "created": 1_700_000_000, "model": "m-1"}
+        return {**head, "choices": [choice], "usage": self._usage(say)}
 
     def events(self, say: ModelAnswer) -> list[bytes]:
         """Chunks, the usage in one of its own."""
-        deltas: list[dict[str, Json]] = []
-        if say.thought:
-            deltas.append({"reasoning": say.thought})
-        deltas += [{"content": piece} for piece in pieces(say.text)]
-        if say.stop == "refusal":
-            deltas = [{"refusal": "I cannot help with that."}]
-        for place, (call_id, name, arguments) in enumerate(say.calls):
-            text = json.dumps(arguments)
-            begin = {"index": place, "id": call_id, "function": {"name": name, "arguments": ""}}
-            deltas.append({"tool_calls": [begin]})
-            deltas += [
-                {"tool_calls": [{"index": place, "function": {"arguments": part}}]}
-                for part in (text[:3], text[3:])
-            ]
-        chunks: list[Json] = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
-        chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": self._stop(say)}]})
-        chunks.append({"choices": [], "usage": self._usage(say)})
-        return [sse({"id": "c1", "model": "m-1", **chunk}) for chunk in chunks] + [
-            b"data: [DONE]\n\n"
-        ]
+        chunks = streamed("chat", self.whole(say), {"stream_options": {"include_usage": True}})
+        return [*map(sse, chunks), b"data: [DONE]\n\n"]
 
     @staticmethod
     def _call(call_id: str, name: str, arguments: Json) -> Json:
