@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from support.response_bodies import streamed
+from support.response_bodies import sse, streamed
 
 Json = Any
 SECRET = "key-5up3rs3cret"
@@ -431,12 +431,6 @@ class DynamoWire(VllmWire):
 
 
 # --- for all ----------------------------------------------------------------------------------
-
-
-def sse(event: Json, name: str | None = None) -> bytes:
-    """One server-sent event."""
-    head = f"event: {name}\n" if name else ""
-    return f"{head}data: {json.dumps(event)}\n\n".encode()
 
 
 def pieces(text: str | None) -> list[str]:

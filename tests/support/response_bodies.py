@@ -168,10 +168,9 @@ def embeddings(seen: ReceivedRequest, model: str) -> Json:
     return {"object": "list", "data": data, "model": model, "usage": counts}
 
 
-def sse(chunk: Json) -> bytes:
+def sse(chunk: Json, name: str | None = None) -> bytes:
     """Return ``chunk`` as the bytes of a stream: a dict as an event, text and bytes as they are."""
-    if isinstance(chunk, bytes):
-        return chunk
     if isinstance(chunk, str):
         return chunk.encode("utf-8", "surrogatepass")
-    return b"data: " + encode(chunk) + b"\n\n"
+    head = f"event: {name}\n".encode() if name else b""
+    return chunk if isinstance(chunk, bytes) else head + b"data: " + encode(chunk) + b"\n\n"
