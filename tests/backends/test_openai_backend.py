@@ -35,7 +35,7 @@ def test_a_plain_call_sends_exactly_its_bytes(fs):
 
 async def test_the_model_is_the_settings_else_the_endpoints_tag_else_what_a_probe_found():
     auto = CallSettings(model=None, sampling={}, extra={})
-    with FakeServer(strict=False) as fs:
+    with FakeServer(allow_faults=True) as fs:
         async with backend() as found:
             plain, tagged = endpoint(fs.url), endpoint(fs.url, tags={"model": "tagged"})
             for to, settings in ((plain, auto), (tagged, auto), (tagged, PLAIN)):

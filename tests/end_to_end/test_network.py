@@ -10,7 +10,7 @@ from support.cli import run_bagent, run_here
 from support.fake_server import FakeServer
 from support.in_process import meanwhile
 from support.jobs import wait_for_outcomes, write_job
-from support.replies import close, cut_body, delta, echo, hang, ok, raw, slow, status, stream, wire
+from support.replies import close, delta, echo, hang, ok, raw, slow, status, stream, wire
 from support.run_outcomes import NO_TABLES, RUN, run_rows, run_script, statuses
 from support.tls import site_authority
 
@@ -87,10 +87,8 @@ def test_rows_that_a_server_refuses_when_nothing_else_is_left_wait_for_the_next_
 
 
 def test_answers_that_break_off_or_never_end_are_sent_again(fs, job_dir):
-    whole = {"choices": [{"index": 0, "message": {"content": "x"}, "finish_reason": "stop"}]}
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
     broken = {
-        "half": cut_body(status(200, whole), 20),
         "reset": close(reset=True),
         "closed": close(),
         "silent": hang(),

@@ -27,9 +27,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ``answer``, ``echo`` and ``canned`` are good answers in the form that the request
     asks for (chat, completions, batch; streamed or not). ``usage`` is ``auto`` (counted in
     words), ``absent`` (no key), None (null) or the object itself. ``delay`` and ``gap`` are
-    seconds; ``gate`` names the gate that holds the reply back; ``barrier`` is how many requests
-    must be in flight at once before it is sent. ``cut_after`` is how many bytes of the body are
-    sent before the connection drops.
+    seconds; ``gate`` names the gate that holds the reply back.
     """
 
     action: Action = "answer"
@@ -48,8 +46,6 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gap: float = 0.0
     delay: float = 0.0
     gate: str | None = None
-    barrier: int = 0
-    cut_after: int | None = None
     seconds: float | None = None
     reset: bool = False
 
@@ -164,16 +160,6 @@ def slow(delay: float, reply: Reply) -> Reply:
 def gated(reply: Reply, gate: str = "gate") -> Reply:
     """Hold ``reply`` back until the test calls ``release(gate)``."""
     return msgspec.structs.replace(reply, gate=gate)
-
-
-def at_barrier(count: int, reply: Reply) -> Reply:
-    """Hold ``reply`` back until ``count`` requests are in flight at the same time."""
-    return msgspec.structs.replace(reply, barrier=count)
-
-
-def cut_body(reply: Reply, after: int = 20) -> Reply:
-    """Drop the connection after ``after`` bytes of the body of ``reply``."""
-    return msgspec.structs.replace(reply, cut_after=after)
 
 
 def stream(chunks: Sequence[Json], end: End = "done", **fields: Any) -> Reply:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -41,9 +40,7 @@ class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ``/version``, ``/health``, ``/metrics``, ``/tokenize``, ``/detokenize`` and
     ``/v1/chat/completions/batch`` besides.
     ``row_pattern``: the regular expression whose first group is the row id in a prompt.
-    ``rate``: requests per second, above it 429.
     ``refuse``: parameter -> the one to use instead; a request with it is a 400.
-    ``strict``: a malformed body is a 400 and a fault of the client.
     """
 
     model: str = "fake-model"
@@ -53,10 +50,7 @@ class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     version: str = "0.33.0"
     row_pattern: str = r"\bid=([^\s<>]+)"
     api_key: str | None = None
-    rate: float | None = None
     refuse: dict[str, str] = {}
-    strict: bool = True
-    models_status: int = 200
 
 
 class ScriptServer:
@@ -73,7 +67,6 @@ class ScriptServer:
         self.edit: Callable[[Json, ReceivedRequest], Json] | None = None
         self.check: Callable[[ReceivedRequest], str | None] | None = None
         self._row = re.compile(options.row_pattern)
-        self._recent: deque[float] = deque()
         self._number = 0
         self.connections: set[Any] = set()
         self._gates: dict[str, asyncio.Event] = {}
@@ -156,23 +149,12 @@ class ScriptServer:
     ) -> web.StreamResponse:
         if not self._has_key(seen):
             return _error(401)
-        if self.options.rate is not None and not self._within_rate(self.options.rate):
-            return _error(429)
         words = self._complaint(kind, seen)
         return _error(400, words) if words else await self._scripted(kind, seen, request)
 
     def _has_key(self, seen: ReceivedRequest) -> bool:
         key = self.options.api_key
         return not key or seen.headers.get("authorization") == f"Bearer {key}"
-
-    def _within_rate(self, rate: float) -> bool:
-        now = time.monotonic()
-        while self._recent and self._recent[0] <= now - 1.0:
-            self._recent.popleft()
-        if len(self._recent) >= rate:
-            return False
-        self._recent.append(now)
-        return True
 
     def _complaint(self, kind: str, seen: ReceivedRequest) -> str | None:
         """Return what is wrong with the request; a fault is noted unless it was asked for."""
@@ -182,7 +164,7 @@ class ScriptServer:
                     f"Unsupported parameter: '{name}' is not supported with this model. "
                     f"Use '{other}' instead."
                 )
-        words = server_requests.complaint(kind, seen.body) if self.options.strict else None
+        words = server_requests.complaint(kind, seen.body)
         if words is None and self.check is not None:
             words = self.check(seen)
         if words is not None:
@@ -215,12 +197,11 @@ class ScriptServer:
             response_bodies.add_token_ids(kind, body, seen)
         if self.edit is not None:
             body = self.edit(body, seen)
-        headers = replies[0].headers
         if seen.body.get("stream"):
             chunks = response_bodies.streamed(kind, body, seen.body)
-            reply = Reply(action="stream", chunks=chunks, headers=headers)
+            reply = Reply(action="stream", chunks=chunks, headers=replies[0].headers)
             return await self._stream(reply, request)
-        return await _body(replies[0], 200, response_bodies.encode(body), headers, request)
+        return _body(replies[0], response_bodies.encode(body))
 
     def _next(self, rows: tuple[str, ...]) -> list[Reply] | None:
         """Return each row's next reply; where one is bad, it alone counts as given."""
@@ -240,10 +221,8 @@ class ScriptServer:
         for reply in replies:
             if reply.delay:
                 await asyncio.sleep(reply.delay)
-            for name in filter(None, (reply.gate, reply.barrier and f"barrier {reply.barrier}")):
-                gate = self._gates.setdefault(name, asyncio.Event())
-                if reply.barrier and self.ledger.in_flight >= reply.barrier:
-                    gate.set()
+            if reply.gate is not None:
+                gate = self._gates.setdefault(reply.gate, asyncio.Event())
                 async with asyncio.timeout(GIVE_UP):
                     await gate.wait()
 
@@ -264,7 +243,7 @@ class ScriptServer:
             await asyncio.sleep(0.02)
             return _drop(request, reset=False)
         data = response_bodies.encode(reply.body) if reply.content is None else reply.content
-        return await _body(reply, reply.status, data, reply.headers, request)
+        return _body(reply, data)
 
     async def _stream(self, reply: Reply, request: web.BaseRequest) -> web.StreamResponse:
         headers = {"Content-Type": "text/event-stream", **reply.headers}
@@ -311,8 +290,6 @@ class ScriptServer:
         options = self.options
         if not self._has_key(seen):
             return _error(401)
-        if options.models_status != 200:
-            return _error(options.models_status)
         if options.models is not None:
             return _json({"object": "list", "data": options.models})
         model: dict[str, Json] = {"id": options.model, "object": "model", "owned_by": "fake"}
@@ -356,16 +333,6 @@ def _drop(request: web.BaseRequest, reset: bool) -> web.Response:
     return web.Response(status=DROPPED)
 
 
-async def _body(
-    reply: Reply, status: int, data: bytes, headers: dict[str, str], request: web.BaseRequest
-) -> web.StreamResponse:
-    headers = {"Content-Type": reply.content_type, **headers}
-    if reply.cut_after is None:
-        return web.Response(body=data, status=status, headers=headers)
-    response = web.StreamResponse(status=status, headers=headers)
-    response.content_length = len(data)
-    await response.prepare(request)
-    await response.write(data[: reply.cut_after])
-    await asyncio.sleep(0.02)
-    _drop(request, reset=False)
-    return response
+def _body(reply: Reply, data: bytes) -> web.Response:
+    headers = {"Content-Type": reply.content_type, **reply.headers}
+    return web.Response(body=data, status=reply.status, headers=headers)
