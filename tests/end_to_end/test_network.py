@@ -9,7 +9,7 @@ import pytest
 from support.cli import run_bagent, run_here
 from support.fake_server import FakeServer
 from support.in_process import meanwhile
-from support.jobs import wait_for_outcomes, write_job
+from support.jobs import wait_for_text, write_job
 from support.replies import close, delta, echo, hang, ok, raw, slow, status, stream, wire
 from support.run_outcomes import NO_TABLES, RUN, run_rows, run_script, statuses
 from support.tls import site_authority
@@ -111,7 +111,7 @@ def test_a_row_has_a_time_limit_over_all_its_attempts(fs, job_dir, run_clock):
     write_job(job_dir, fs.url, 4, limits=limits, results=NO_TABLES)
 
     def skip_limits():
-        wait_for_outcomes(job_dir, "r3", "r4")
+        wait_for_text(job_dir, "runs/job/journal/rows-*.jsonl", '"id":"r3"', '"id":"r4"')
         for attempt in (2, 3):
             run_clock.skip(41)
             fs.wait_until(lambda number=attempt: fs.count("r1") == number)

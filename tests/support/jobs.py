@@ -124,11 +124,6 @@ def wait_for_text(folder: Path, files: str, *texts: str) -> None:
     wait_until(written)
 
 
-def wait_for_outcomes(folder: Path, *ids: str) -> None:
-    """Block until the journal of the run has the outcomes of these rows."""
-    wait_for_text(folder, "runs/job/journal/rows-*.jsonl", *(f'"id":"{name}"' for name in ids))
-
-
 def parquet(run: Path, table: str = "results") -> list[dict[str, Json]]:
     """Return the rows of ``TABLE.parquet`` in a run directory."""
     make_due_tables()

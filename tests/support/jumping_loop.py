@@ -45,14 +45,12 @@ def run_jumping(main: Coroutine[Any, Any, T]) -> T:
         return runner.run(main)
 
 
-def on_jumping_clock(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+Test = Callable[..., Coroutine[Any, Any, None]]
+
+
+def on_jumping_clock(test: Test) -> Callable[..., None]:
     """Make a test of a coroutine function: it runs on a :class:`JumpingLoop`."""
-
-    @functools.wraps(test)
-    def run(*args: Any, **named: Any) -> None:
-        run_jumping(test(*args, **named))
-
-    return run
+    return functools.wraps(test)(lambda *args, **named: run_jumping(test(*args, **named)))
 
 
 class ShiftedLoop(asyncio.SelectorEventLoop):
@@ -99,11 +97,6 @@ def run_shifted(main: Coroutine[Any, Any, T]) -> T:
         return runner.run(main)
 
 
-def in_event_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+def in_event_loop(test: Test) -> Callable[..., None]:
     """Make a test of a coroutine function: it runs on a :class:`ShiftedLoop`."""
-
-    @functools.wraps(test)
-    def run(*args: Any, **named: Any) -> None:
-        run_shifted(test(*args, **named))
-
-    return run
+    return functools.wraps(test)(lambda *args, **named: run_shifted(test(*args, **named)))

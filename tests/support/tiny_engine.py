@@ -83,12 +83,12 @@ class TinyEngine:
         assert asked["model"] == "m"
         if path == "/detokenize":
             return 200, msgspec.json.encode({"prompt": "".join(map(chr, asked["tokens"]))})
-        text = asked.get("prompt")
-        if text is None:
+        if "prompt" in asked:
+            assert asked["add_special_tokens"] is False
+            text = asked["prompt"]
+        else:
             assert asked["add_generation_prompt"] is True
             text = self.render(asked["messages"])
-        else:
-            assert asked["add_special_tokens"] is False
         return 200, msgspec.json.encode({"tokens": list(map(ord, text)), "count": len(text)})
 
     async def probe(self, endpoint: Endpoint, seconds: float) -> Capabilities | Failure:
@@ -119,16 +119,16 @@ class Setting:
             self.profiles.of(endpoint).update(found)
         return found
 
-    async def learn(self, *samples: Request, endpoint: Endpoint = OWN) -> None:
+    async def learn(self, *samples: Request) -> None:
         """Learn from samples."""
-        await self.learner.learn(endpoint, samples, Timeouts())
+        await self.learner.learn(OWN, samples, Timeouts())
 
     def limit(self, request: Request, endpoint: Endpoint = OWN) -> int | None:
         """How many calls such as this may go together."""
         return self.groups.limit(endpoint, request)
 
-    def confirm(self, request: Request, why_not: str = "") -> None:
-        """A chat answer to the request came, and ``why_not`` says what spoke against lists."""
+    def confirm(self, request: Request) -> None:
+        """A chat answer to the request came, and nothing spoke against lists."""
         learned = self.groups.awaits_sample(OWN, request)
         assert learned is not None
-        self.groups.sampled(OWN, learned, why_not)
+        self.groups.sampled(OWN, learned, "")
