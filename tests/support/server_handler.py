@@ -40,6 +40,7 @@ class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ``/version``, ``/health``, ``/metrics``, ``/tokenize``, ``/detokenize`` and
     ``/v1/chat/completions/batch`` besides.
     ``row_pattern``: the regular expression whose first group is the row id in a prompt.
+    ``rate``: requests per second, above it 429.
     ``refuse``: parameter -> the one to use instead; a request with it is a 400.
     """
 
@@ -50,6 +51,7 @@ class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     version: str = "0.33.0"
     row_pattern: str = r"\bid=([^\s<>]+)"
     api_key: str | None = None
+    rate: float | None = None
     refuse: dict[str, str] = {}
 
 
@@ -67,6 +69,7 @@ class ScriptServer:
         self.edit: Callable[[Json, ReceivedRequest], Json] | None = None
         self.check: Callable[[ReceivedRequest], str | None] | None = None
         self._row = re.compile(options.row_pattern)
+        self._recent: list[float] = []
         self._number = 0
         self.connections: set[Any] = set()
         self._gates: dict[str, asyncio.Event] = {}
@@ -149,12 +152,21 @@ class ScriptServer:
     ) -> web.StreamResponse:
         if not self._has_key(seen):
             return _error(401)
+        if self.options.rate is not None and not self._within_rate(self.options.rate):
+            return _error(429)
         words = self._complaint(kind, seen)
         return _error(400, words) if words else await self._scripted(kind, seen, request)
 
     def _has_key(self, seen: ReceivedRequest) -> bool:
         key = self.options.api_key
         return not key or seen.headers.get("authorization") == f"Bearer {key}"
+
+    def _within_rate(self, rate: float) -> bool:
+        now = time.monotonic()
+        self._recent = [at for at in self._recent if at > now - 1.0]
+        within = len(self._recent) < rate
+        self._recent += [now] * within
+        return within
 
     def _complaint(self, kind: str, seen: ReceivedRequest) -> str | None:
         """Return what is wrong with the request; a fault is noted unless it was asked for."""
