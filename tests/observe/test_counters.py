@@ -38,19 +38,16 @@ def test_what_nobody_told_is_unknown_and_not_zero(tally, make):
 
 
 def test_unknown_token_counts_are_told_not_taken_as_zero(tally, make):
-    tally.outcomes([make.outcome(0, prompt_tokens=5, completion_tokens=7, cached_tokens=0)])
-    tally.outcomes([make.outcome(1)])
-    tally.outcomes([make.outcome(2, prompt_tokens=5, completion_tokens=None)])
-    tally.outcomes([make.outcome(3)])
+    counts = {"prompt_tokens": 5, "completion_tokens": 7, "cached_tokens": 0}
+    for row, told in enumerate([counts, {}, {"prompt_tokens": 5}, {}]):
+        tally.outcomes([make.outcome(row, **told)])
+    tally.outcomes([make.outcome(4, "failed", error_kind="connect")])  # it has no answer to count
     tokens = make.snapshot(tally).tokens
     assert tokens.prompt == TokenCount(total=10, unknown=2)
     assert tokens.completion == TokenCount(total=7, unknown=3)
     assert tokens.cached == TokenCount(total=0, unknown=3)
     assert tokens.reasoning == TokenCount(total=None, unknown=4)
     assert tokens.without_counts == 3
-    tally.outcomes([make.outcome(4, "failed", error_kind="connect")])
-    tally.outcomes([make.outcome(5, "bad_input", error_kind="bad_input", attempts=0)])
-    assert make.snapshot(tally).tokens.without_counts == 3, "a row without an answer has no counts"
 
 
 def test_the_recent_speed_forgets_what_is_older_than_30_s(tally, make, clock):
@@ -75,10 +72,9 @@ def test_the_recent_speed_forgets_what_is_older_than_30_s(tally, make, clock):
 def test_requests_tries_retries_and_throttling_are_counted(tally, make):
     for _ in range(3):
         tally.attempts([make.attempt("g1", group_size=3, status_code=200)])
+    refused = {"status_code": 429, "error_kind": "rate_limited"}
     for _ in range(2):
-        tally.attempts(
-            [make.attempt("g2", group_size=2, status_code=429, error_kind="rate_limited")]
-        )
+        tally.attempts([make.attempt("g2", group_size=2, **refused)])
     tally.attempts([make.attempt("g3", try_=2, error_kind="timeout")])
     s = make.snapshot(tally)
     assert (s.requests, s.tries, s.retries, s.throttled) == (3, 6, 1, 1)

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from bagent.store.journal.done_index import DoneIndex, ResumePolicy, load_index, open_indexes
 from bagent.store.journal.journal import Journal
+from bagent.store.journal.segment_index import SegmentIndex
 from bagent.types import Outcome
 from support.stored_runs import stored
 
@@ -49,6 +51,13 @@ class Store:
         locations = [journal.write(outcome) for outcome in outcomes]
         journal.close()
         return locations
+
+    def indexes(self) -> list[SegmentIndex]:
+        return open_indexes(self.path, self.reports.append)
+
+    def finished(self, policy: ResumePolicy | None = None) -> DoneIndex:
+        """Read what is finished as the next start does."""
+        return load_index(self.path, None, policy or ResumePolicy(), report=self.reports.append)
 
     def segment(self, number: int = 1, part: str = "all", stream: str = "rows") -> Path:
         return self.path / "journal" / f"{stream}-{part}-{number:06d}.jsonl"

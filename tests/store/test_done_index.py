@@ -15,7 +15,6 @@ from bagent.store.journal.done_index import (
     UnitSet,
     done_index,
     load_index,
-    open_indexes,
     units_of,
 )
 from bagent.store.journal.reader import JournalReader, Selection
@@ -24,11 +23,6 @@ from bagent.store.journal.segments import Segment
 from bagent.store.journal.supersession import OutcomeRanges
 from bagent.types import EXTERNAL_KINDS, PASSING_KINDS, Outcome
 from support.stored_runs import current_outcomes, unit
-
-
-def load(store, policy: ResumePolicy | None = None, part: str | None = None):
-    return load_index(store.path, part, policy or ResumePolicy(), report=store.reports.append)
-
 
 STATUSES = ["ok", "failed"] * 4 + ["ok", TOMBSTONE]
 
@@ -59,7 +53,7 @@ def test_the_index_equals_a_plain_reading_of_the_journal(store, outcome, seed, p
     outcomes = random_outcomes(outcome, seed, 400)
     store.write(*outcomes, segment_bytes=4000)
     current = current_outcomes(outcomes)
-    index = load(store, policy)
+    index = store.finished(policy)
     finished = {u for u, o in current.items() if policy.is_finished(o.status, o.error_kind)}
     assert {u for u in current if index.has(u)} == finished
     assert len(index) == len(finished)
@@ -89,12 +83,12 @@ def test_current_lines_equal_a_plain_reading(store, outcome, seed):
 def test_only_what_may_come_out_otherwise_is_sent_again(store, failure, kind):
     item = failure(1, kind)
     store.write(item)
-    assert load(store).has(unit(item)) == (kind not in PASSING_KINDS)
+    assert store.finished().has(unit(item)) == (kind not in PASSING_KINDS)
     resent = PASSING_KINDS | EXTERNAL_KINDS
-    assert load(store, ResumePolicy(ended=True)).has(unit(item)) == (kind not in resent)
+    assert store.finished(ResumePolicy(ended=True)).has(unit(item)) == (kind not in resent)
     varied = ResumePolicy(ended=True, again=EXTERNAL_KINDS | {"schema"})
-    assert load(store, varied).has(unit(item)) == (kind not in resent | {"schema"})
-    assert load(store, ResumePolicy(ended=True, skip_failed=True)).has(unit(item))
+    assert store.finished(varied).has(unit(item)) == (kind not in resent | {"schema"})
+    assert store.finished(ResumePolicy(ended=True, skip_failed=True)).has(unit(item))
 
 
 def test_retry_with_an_unknown_word_says_what_was_meant():
@@ -131,7 +125,7 @@ def test_a_sidecar_that_does_not_fit_is_made_anew(store, outcome, damage):
         sidecar.write_bytes(store.segment(1).with_suffix(".idx").read_bytes())
     else:
         sidecar.write_bytes(good[:-9] if damage == "cut" else b"\xff" * 300)
-    assert len(load(store)) == 60
+    assert len(store.finished()) == 60
     assert sidecar.read_bytes() == good
 
 
@@ -142,7 +136,7 @@ def test_lines_behind_a_sidecar_are_read_from_the_segment(store, outcome):
         file.write(store2.replace(b"0000000000000000", b"00000000000000ff") + b'{"torn')
     index = open_index(Segment("all", 1, store.segment()), store.reports.append)
     assert list(index.column("rows")) == [0, 5]
-    assert len(load(store)) == 2
+    assert len(store.finished()) == 2
 
 
 def test_an_index_is_not_written_where_it_cannot_be(store, outcome):
@@ -150,7 +144,7 @@ def test_an_index_is_not_written_where_it_cannot_be(store, outcome):
     for path in (store.path / "journal").glob("*.idx"):
         path.unlink()
         path.mkdir()
-    assert len(load(store)) == 2
+    assert len(store.finished()) == 2
 
 
 def test_numbers_that_come_after_others_were_looked_for_are_found():
@@ -165,7 +159,7 @@ def test_numbers_that_come_after_others_were_looked_for_are_found():
 def test_units_that_were_taken_back_are_not_finished_for_many_at_once(store, outcome):
     taken: Any = outcome(11, status=TOMBSTONE)
     store.write(*(outcome(n) for n in range(40)), taken, segment_bytes=3000)
-    index = load(store)
+    index = store.finished()
     for start in range(0, 40, 10):
         units = [unit(outcome(n)) for n in range(start, start + 10)]
         assert index.has_all(units) is (start != 10)
@@ -178,7 +172,7 @@ def test_many_units_at_once_are_finished_if_each_is(store, outcome, failure):
         (ResumePolicy(skip_failed=True), {17}),
         (ResumePolicy(ended=True), {17, 59}),
     ):
-        index = load(store, policy)
+        index = store.finished(policy)
         for start in range(0, 90, 30):
             near = range(start, start + 30)
             units = [unit(outcome(n)) for n in near]
@@ -218,7 +212,7 @@ def written(rng: random.Random, order: str, outcome, failure) -> list[Outcome]:
 def test_the_answer_is_that_of_each_unit_whatever_the_order(store, outcome, failure, order, chunk):
     rng = random.Random(f"{order} {chunk}")
     store.write(*written(rng, order, outcome, failure), segment_bytes=20_000)
-    indexes = open_indexes(store.path, store.reports.append)
+    indexes = store.indexes()
     done = done_index(indexes, ResumePolicy())
     near = SequentialLookup(indexes, (), done.has, chunk)
     answers = []
@@ -246,7 +240,7 @@ def test_every_unit_is_in_its_range_once(store, outcome, monkeypatch, bits, kind
     created = random_outcomes(outcome, bits, 300, kinds)
     store.write(*created, segment_bytes=3000)
     result: dict[int, int] = {}
-    ranges = list(OutcomeRanges(open_indexes(store.path, store.reports.append), bits).ranges())
+    ranges = list(OutcomeRanges(store.indexes(), bits).ranges())
     assert len(ranges) == 1 << bits
     for number, (ok, bad) in enumerate(ranges):
         assert all(item >> (64 - bits) == number for item in (*ok, *bad))
@@ -269,7 +263,7 @@ def test_an_index_goes_on_when_its_writer_puts_a_longer_file_in_its_place(store,
     for item in first:
         journal.write(item)
     journal.save_index()
-    (index,) = open_indexes(store.path, store.reports.append)
+    (index,) = store.indexes()
     for number in range(200, 340):
         journal.write(failure(number, stage="another stage"))
     journal.close()
@@ -285,7 +279,7 @@ def test_a_file_that_covers_less_than_before_is_refused(store, outcome):
     sidecar = store.segment().with_suffix(".idx")
     other = type(store)(store.path / "other")
     other.write(outcome(0))
-    (index,) = open_indexes(store.path, store.reports.append)
+    (index,) = store.indexes()
     other.segment().with_suffix(".idx").replace(sidecar)
     with pytest.raises(EOFError):
         index.column("rows")

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from bagent.store.journal.codec import salt_of
-from bagent.store.journal.done_index import ResumePolicy, load_index, open_indexes
 from bagent.store.journal.edited_rows import EditedRows, replaced_lines
 from bagent.store.journal.journal import Journal
 from bagent.store.journal.journal_files import JournalFiles
@@ -25,7 +24,7 @@ def going_on(store, **options):
 
 
 def edited_rows(store) -> EditedRows:
-    return EditedRows(open_indexes(store.path, store.reports.append))
+    return EditedRows(store.indexes())
 
 
 def current(store) -> list[str]:
@@ -69,7 +68,7 @@ def test_after_a_kill_between_the_two_lines_the_edited_row_is_sent_again(store, 
     path = store.segment()
     path.write_bytes(path.read_bytes().rstrip(b"\n").rpartition(b"\n")[0] + b"\n")
     path.with_suffix(".idx").unlink()
-    done = load_index(store.path, None, ResumePolicy(), report=store.reports.append)
+    done = store.finished()
     assert done.has(unit(outcome(1)))
     assert not done.has(unit(outcome(2)))
     assert not done.has(unit(outcome(2, key=OTHER_KEY)))
@@ -79,7 +78,7 @@ def test_rows_are_found_in_whichever_segment_they_are(store, outcome):
     rng = random.Random(5)
     rows = rng.sample(range(500), 400)
     store.write(*(outcome(row) for row in rows), segment_bytes=4000)
-    assert len(open_indexes(store.path, store.reports.append)) > 10
+    assert len(store.indexes()) > 10
     earlier = edited_rows(store)
     for row in range(520):
         edited = outcome(row, key=f"{row + 1:016x}")
@@ -98,7 +97,7 @@ def test_an_earlier_segment_that_is_gone_keeps_no_new_outcome_from_being_written
 
 def over_parts(store) -> list[str]:
     """The lines that only all parts together show to be replaced, as PART KEY."""
-    result = replaced_lines(open_indexes(store.path, store.reports.append), "main")
+    result = replaced_lines(store.indexes(), "main")
     return sorted(
         f"{line.segment_index.segment.part} {line.unit ^ salt_of('main', answer):016x}"
         for line in result

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from bagent.errors import WriteError
-from bagent.store.journal.done_index import ResumePolicy, load_index
 from bagent.store.journal.journal import FLUSH_SECONDS, Syncer
 from bagent.types import Attempt
 
@@ -79,8 +78,7 @@ def test_a_broken_line_in_the_middle_is_named_and_stops_nothing(store, outcome):
     store.write(outcome(3))
     for number in (1, 2):
         assert any(f"{store.segment()}:{number}: broken line" in line for line in store.reports)
-    done = load_index(store.path, None, ResumePolicy(), report=store.reports.append)
-    assert len(done) == 2
+    assert len(store.finished()) == 2
 
 
 def test_a_line_changed_in_place_is_noticed(store, outcome):
@@ -89,8 +87,7 @@ def test_a_line_changed_in_place_is_noticed(store, outcome):
     content[5] = ord("}")
     store.segment().write_bytes(bytes(content))
     os.utime(store.segment(), ns=(1, 1))
-    done = load_index(store.path, None, ResumePolicy(), report=store.reports.append)
-    assert len(done) == 19
+    assert len(store.finished()) == 19
     assert any(":1: broken line" in message for message in store.reports)
 
 
@@ -139,8 +136,7 @@ def test_on_a_full_disk_the_line_is_taken_back_and_the_reason_is_told(small_disk
         journal.write(outcome(1))
     assert journal.read_at(1 << 32).id == "r0"
     journal.close()
-    done = load_index(store.path, None, ResumePolicy(), report=store.reports.append)
-    assert len(done) == content.count(b"\n")
+    assert len(store.finished()) == content.count(b"\n")
 
 
 @pytest.mark.parametrize("next_call", ["write", "close"])
@@ -182,8 +178,7 @@ def test_writing_and_syncing_at_once_over_many_segments_loses_nothing(store, out
     stop.set()
     thread.join()
     journal.close()
-    done = load_index(store.path, None, ResumePolicy(), report=store.reports.append)
-    assert len(done) == 400
+    assert len(store.finished()) == 400
     assert store.reports == []
 
 
@@ -206,8 +201,7 @@ def test_each_has_the_place_that_it_was_told_also_where_segments_end_in_between(
     assert store.segment(4).exists()
     assert [journal.read_at(location).id for location in places] == [f"r{n}" for n in range(60)]
     journal.close()
-    done = load_index(store.path, None, ResumePolicy(), report=store.reports.append)
-    assert len(done) == 60
+    assert len(store.finished()) == 60
     assert not store.reports
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from bagent.store import totals
 from bagent.store.journal.codec import unit_of
-from bagent.store.journal.done_index import ResumePolicy, load_index
 from bagent.store.journal.reader import BLOCK_LINES, JournalReader, OutcomeLookup
 from bagent.store.journal.supersession import superseded_lines
 from bagent.store.results import (
@@ -31,7 +30,7 @@ def ids(store, expected: ResultQuery | None = None) -> list[str]:
 
 def test_results_of_earlier_starts_are_those_that_no_later_one_replaced(store, outcome, failure):
     store.write(outcome(0), failure(1, "timeout"), failure(2, "schema"))
-    done = load_index(store.path, None, ResumePolicy(), report=store.reports.append)
+    done = store.finished()
     first = {(index.segment.part, index.segment.number): len(index) for index in done.indexes}
     store.write(outcome(1), outcome(3))
     assert ids(store, ResultQuery(first=first)) == ["r0", "r2"]
@@ -59,7 +58,7 @@ def test_a_line_that_breaks_while_results_are_read_is_left_out_alone(store, outc
 def test_keys_of_a_stage_are_found_in_whichever_segment_it_began(store, outcome):
     store.write(outcome(0, stage="draft"), part="1-of-2")
     store.write(outcome(1, stage="judge"), part="2-of-2")
-    done = load_index(store.path, None, ResumePolicy(), report=store.reports.append)
+    done = store.finished()
     lookup = OutcomeLookup(store.path, done, store.reports.append)
     assert list(lookup.keys_of("judge")) == [int(outcome(1).key, 16)]
     lookup.close()

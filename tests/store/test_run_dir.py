@@ -94,8 +94,6 @@ def test_a_run_that_is_not_there_is_told_with_what_comes_near(tmp_path):
     make_run(runs / "gene-review")
     with pytest.raises(UsageError, match=r"gene-reviw.*did you mean gene-review"):
         find_run("gene-reviw", runs)
-    with pytest.raises(UsageError, match=r"zzz: no such run .*gene-review"):
-        find_run("zzz", runs)
     with pytest.raises(UsageError, match="is no run directory"):
         find_run(str(tmp_path), runs)
 
