@@ -84,6 +84,18 @@ def test_another_field_as_the_id_is_refused_like_another_prompt(fs, job_dir, bag
     assert again("--on-change", "continue", id="name").code == 0
 
 
+def test_another_model_is_refused_though_all_rows_are_finished(fs, job_dir, bagent):
+    write_job(job_dir, fs.url, 2, model="first", results=NO_TABLES)
+    assert bagent(RUN).code == 0
+    refused = bagent([*RUN, "--model", "second"])
+    assert (refused.code, "model changed since " in refused.err) == (2, True)
+    kept = bagent([*CONTINUE, "--model", "second"])
+    assert (kept.code, "model changed; 2 finished rows are kept" in kept.err) == (0, True)
+    assert bagent([*RUN, "--model", "second"]).code == 0
+    assert bagent([*RUN, "--model", "first"]).code == 2
+    assert len([request for request in fs.requests if request.prompts]) == 2
+
+
 def test_answers_that_are_no_longer_asked_for_are_counted_as_such(fs, job_dir, bagent):
     prompt, results = "id={{ id }}", {"duckdb": False, "parquet": False}
     write_job(job_dir, fs.url, 3, prompt=prompt, results=results, answers=3)
