@@ -23,9 +23,18 @@ def run(job_dir: Path) -> Path:
     return make_run(job_dir / "runs" / "review", outcomes).path
 
 
-def test_json_columns_come_as_json(bagent, run):
+@pytest.fixture
+def ask(bagent):
+    """``ask(RUN, SQL)`` returns the rows that ``bagent query`` prints."""
+    return lambda run, sql: bagent(["query", run, sql, "--format", "jsonl"]).lines()
+
+
+COUNT = "select count(*) as n from results"
+
+
+def test_json_columns_come_as_json(ask, run):
     sql = "select id, output, 1.5::decimal(4,2) as d, date '2026-01-02' as day from results limit 1"
-    (row,) = bagent(["query", sql, "--format", "jsonl"]).lines()
+    (row,) = ask(run, sql)
     assert row == {"id": "r0", "output": {"score": 0}, "d": "1.50", "day": "2026-01-02"}
 
 
@@ -39,28 +48,25 @@ def test_wrong_sql_is_told_in_one_line(bagent, run):
     assert (script.code, script.out) == (2, ""), "a script ends at its first wrong statement"
 
 
-def test_new_rows_are_seen_while_a_run_goes_on(bagent, run):
-    count = ["query", "select count(*) as n from results", "--format", "jsonl"]
-    assert bagent(count).lines() == [{"n": 4}]
+def test_new_rows_are_seen_while_a_run_goes_on(ask, run):
+    assert ask(run, COUNT) == [{"n": 4}]
     make_run(run, [stored(7)])
     with (run / "journal" / "rows-all-000001.jsonl").open("ab") as file:
         file.write(b'{"key":"half')
-    assert bagent(count).lines() == [{"n": 5}]
+    assert ask(run, COUNT) == [{"n": 5}]
 
 
-def test_a_folder_called_as_a_column_changes_no_column(bagent, job_dir):
+def test_a_folder_called_as_a_column_changes_no_column(bagent, ask, job_dir):
     run = make_run(job_dir / "model=x" / "status=y" / "run", [stored(0)]).path
     columns = ["id", "status", "model"]
-    sql = f"select {', '.join(columns)} from results"
-    (row,) = bagent(["query", str(run), sql, "--format", "jsonl"]).lines()
+    (row,) = ask(run, f"select {', '.join(columns)} from results")
     assert row == {name: getattr(stored(0), name) for name in columns}
     assert bagent(["results", str(run), "--format", "jsonl"]).lines()[0]["status"] == "ok"
 
 
-def test_a_run_that_keeps_no_tables_can_be_asked(bagent, job_dir):
+def test_a_run_that_keeps_no_tables_can_be_asked(ask, job_dir):
     run = make_run(job_dir / "runs" / "bare", [stored(0)], parquet=False, duckdb=False)
-    done = bagent(["query", "bare", "select count(*) as n from results", "--format", "jsonl"])
-    assert done.lines() == [{"n": 1}]
+    assert ask("bare", COUNT) == [{"n": 1}]
     assert not (run.path / "results.parquet").exists()
 
 
@@ -77,9 +83,8 @@ def read_only(job_dir: Path):
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_run_on_a_read_only_file_system_can_be_read(bagent, read_only):
-    count = ["select count(*) as n from results", "--format", "jsonl"]
-    assert bagent(["query", read_only, *count]).lines() == [{"n": 5}]
+def test_a_run_on_a_read_only_file_system_can_be_read(bagent, ask, read_only):
+    assert ask(read_only, COUNT) == [{"n": 5}]
     assert len(bagent(["results", read_only]).lines()) == 5
     assert json.loads(bagent(["status", read_only, "--json"]).out)["ok"] == 5
 
@@ -97,7 +102,7 @@ def test_without_sql_a_shell_takes_statements_from_stdin(bagent, run):
     assert bagent(["query"], stdin="from latency;").code == 0
 
 
-def test_the_views_answer_common_questions(bagent, job_dir):
+def test_the_views_answer_common_questions(ask, job_dir):
     full = {"status": "failed", "error_kind": "overloaded", "text": None}
     outcomes = [
         stored(0, latency_ms=100.0, ttft_ms=7.0, endpoint="b"),
@@ -112,26 +117,23 @@ def test_the_views_answer_common_questions(bagent, job_dir):
         journal.write_attempts([msgspec.structs.replace(one, group=f"g{row}{kind}")])
     journal.close()
 
-    def view(name: str) -> Any:
-        return bagent(["query", "v", f"select * from {name}", "--format", "jsonl"]).lines()
-
-    (error,) = view("errors")
+    (error,) = ask("v", "from errors")
     assert (error["rows"], error["endpoints"], error["percent"]) == (2, 2, 50.0)
     assert error["pattern"] == "HTTP #: queue of #"
     assert error["first_id"] == "r2"
-    (latency,) = view("latency")
+    (latency,) = ask("v", "from latency")
     assert (latency["answers"], latency["latency_p50"], latency["latency_max"]) == (2, 100.0, 300.0)
-    first, second = view("by_endpoint")
+    first, second = ask("v", "from by_endpoint")
     assert (first["endpoint"], first["tries"], first["failed"]) == ("b", 1, 0)
     assert first["first_token_p50"] == latency["ttft_p50"] == 7.0
     assert second["first_token_p50"] is None
     assert (second["tries"], second["failed"], second["most_error"]) == (2, 1, "timeout")
     assert second["ms_p50"] == 1000.0
-    turns = view("turns")
+    turns = ask("v", "from turns")
     assert [(t["row"], t["tries"], t["tool_calls"]) for t in turns] == [(0, 2, 0), (1, 1, 0)]
 
 
-def test_rows_that_a_stage_made_of_one_input_row_have_turns_of_their_own(bagent, job_dir):
+def test_rows_that_a_stage_made_of_one_input_row_have_turns_of_their_own(ask, job_dir):
     ids = ["r0/0", "r0/1"]
     outcomes = [stored(0, key=f"{n:016x}", id=one, stage="part") for n, one in enumerate(ids)]
     directory = make_run(job_dir / "runs" / "v", outcomes)
@@ -142,13 +144,12 @@ def test_rows_that_a_stage_made_of_one_input_row_have_turns_of_their_own(bagent,
         call = {"turn": 1, "name": f"tool{number}", "arguments": "{}", "started": 2.0}
         journal.write_tool(ToolRecord(**unit, **call, id=outcome.id))
     journal.close()
-    found = bagent(["query", "v", "from turns", "--format", "jsonl"]).lines()
-    seen = [(turn["id"], turn["tries"], turn["tools"]) for turn in found]
+    seen = [(turn["id"], turn["tries"], turn["tools"]) for turn in ask("v", "from turns")]
     assert seen == [("r0/0", 1, "tool0"), ("r0/1", 2, "tool1")]
 
 
-def test_tables_that_lack_a_column_of_this_version_are_made_anew(bagent, run):
-    assert bagent(["query", "review", "from turns"]).code == 0
+def test_tables_that_lack_a_column_of_this_version_are_made_anew(ask, run):
+    ask(run, "from turns")
     made = json.loads((run / "tables.json").read_bytes())
     # As a version before left them: without the column, of the same files by their sizes.
     attempts = run / "attempts.parquet"
@@ -159,6 +160,4 @@ def test_tables_that_lack_a_column_of_this_version_are_made_anew(bagent, run):
     before = blake2b(msgspec.json.encode((1, sizes, ())), digest_size=8).hexdigest()
     made["tables"]["attempts"] = before
     (run / "tables.json").write_text(json.dumps(made))
-    done = bagent(["query", "review", "select count(id) as n from attempts", "--format", "jsonl"])
-    assert done.code == 0, done.err
-    assert done.lines() == [{"n": 0}]
+    assert ask(run, "select count(id) as n from attempts") == [{"n": 0}]

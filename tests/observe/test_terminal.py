@@ -167,6 +167,8 @@ def test_a_reader_that_is_gone_or_busy_loses_text_and_stops_nothing(error, broke
     out.line("two")
     assert stream.getvalue() == ("" if broken else "two\n")
     assert out.broken == broken
+    stream.close()
+    assert not out.isatty()
 
 
 def test_characters_that_the_encoding_lacks_become_escapes():
