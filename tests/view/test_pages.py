@@ -20,6 +20,7 @@ from bagent.rows import RowsConfig, open_rows
 from bagent.store.journal.journal import Journal
 from bagent.store.query import connect_tables
 from bagent.types import Outcome
+from bagent.view.catalog import ViewedRun
 from bagent.view.handlers import live_values
 from support.agent_jobs import agent_job, calls
 from support.cli import run_here
@@ -86,10 +87,8 @@ async def test_a_run_shows_its_totals_causes_and_the_commands_that_mend_them(run
 
 
 async def test_a_run_names_its_slow_endpoint_as_its_report_does(tmp_path):
-    rows = (
-        stored(n, endpoint=f"node{n % 3}", latency_ms=900.0 if n % 3 == 1 else 100.0)
-        for n in range(90)
-    )
+    slow = {0: 100.0, 1: 900.0, 2: 100.0}
+    rows = (stored(n, endpoint=f"node{n % 3}", latency_ms=slow[n % 3]) for n in range(90))
     run = make_run(tmp_path / "job", rows, attempts=True)
     async with viewing(tmp_path) as viewer:
         page = words(await viewer.page("overview"))
@@ -414,8 +413,6 @@ async def test_a_new_start_streams_its_state_and_renews_the_tables(tmp_path, mon
     monkeypatch.setattr("bagent.view.tables.SHORTEST_PAUSE", 0.0)
     monkeypatch.setattr("bagent.view.tables.PAUSE_SHARE", 0.0)
     states = chain(["ended"] * 3, repeat("running"))
-    from bagent.view.catalog import ViewedRun
-
     describe = ViewedRun.state
     monkeypatch.setattr(ViewedRun, "state", lambda self: describe(self) | {"state": next(states)})
     make_run(tmp_path / "job", (stored(row) for row in range(3)))
