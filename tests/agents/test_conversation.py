@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bagent.agents.conversation import Conversation
+from bagent.agents.conversation import Conversation, ConversationState
 from bagent.agents.plan import StagePlan, TokenBudget
 from bagent.answers.schema.schema import OutputSchema
 from bagent.backends.request import CallSettings
@@ -102,6 +102,20 @@ def test_a_prompt_that_leaves_too_little_context_is_sent_again_for_fewer_tokens_
     outcome = talk.handle(smaller, CallResult(failure, HERE))
     assert isinstance(outcome, Outcome)
     assert (outcome.status, outcome.error_kind) == ("failed", "context_overflow")
+
+
+def test_a_conversation_goes_on_in_another_process_as_it_would_have_in_this_one():
+    talk = conversation(reasks=1)
+    again = answer(talk, opened(talk), "three")
+    assert isinstance(again, Call)
+    state = talk.to_state(again)
+    assert isinstance(state, ConversationState)
+    other = conversation(reasks=1)
+    call = other.restore(state)
+    assert isinstance(call, Call)
+    assert call.request.messages == again.request.messages
+    outcome = answer(other, call, "four")
+    assert (outcome.status, outcome.turns, outcome.prompt_tokens) == ("invalid", 2, 14)
 
 
 class Data(dict):
