@@ -17,12 +17,9 @@ TOOLS = '''
 """Tools that note each run: its words and when it began and ended."""
 
 import json
-import threading
 import time
 from pathlib import Path
 
-COME = []
-CHANGED = threading.Condition()
 LOG = Path(__file__).parent / "ran.jsonl"
 
 
@@ -44,14 +41,6 @@ def wait(seconds: float) -> str:
     time.sleep(seconds)
     note(f"waited {seconds:g}", began)
     return f"waited {seconds:g}"
-
-
-def meet(count: int) -> str:
-    """Wait until so many have come."""
-    with CHANGED:
-        COME.append(1)
-        CHANGED.notify_all()
-        return "met" if CHANGED.wait_for(lambda: len(COME) >= count, 60) else "alone"
 
 
 def wait_for_gate() -> str:
