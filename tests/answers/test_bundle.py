@@ -238,6 +238,7 @@ def test_text_that_looks_like_a_reference_in_data_is_data():
         {"$ref": "#/$defs/nope"},
         {"$ref": "#nope"},
         {"$ref": "#/items/0", "items": {}},
+        {"$ref": "#/required", "required": ["a"]},
         {"$defs": {"unused": {"$ref": "#/$defs/nope"}}, "type": "string"},
         {"anyOf": [STRING, {"properties": {"a": {"not": {"$ref": "#/$defs/nope"}}}}]},
         {"$dynamicRef": "#nope"},

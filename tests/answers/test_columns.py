@@ -42,6 +42,7 @@ STRUCT = 'STRUCT("line" BIGINT, "a""b" VARCHAR[], "more" VARCHAR)'
         ({"allOf": [{"type": "integer"}, {"type": "string"}]}, "JSON"),
         ({"enum": ["a", None]}, "VARCHAR"),
         ({"enum": [1, 2]}, "BIGINT"),
+        ({"enum": [1, 2.5]}, "DOUBLE"),
         ({"enum": [1, 2**63]}, "HUGEINT"),
         ({"enum": [True, False]}, "BOOLEAN"),
         ({"enum": [True, 1]}, "JSON"),

@@ -100,6 +100,8 @@ def test_file_and_inline_give_the_same_schema(tmp_path):
         (b'{"minimum": NaN}', ": NaN is not JSON"),
         (b"[1]", ": a schema is an object"),
         (b"[" * 5000 + b"]" * 5000, ": nested deeper"),
+        (b'{"not": ' * 300 + b"{}" + b"}" * 300, ": nested deeper"),
+        (b'{"minimum": ' + b"9" * 5000 + b"}", ": not JSON"),
         ('{"a": 1}'.encode("utf-16-le"), ": the file is UTF-16 (save it as UTF-8)"),
         (b'{\n"a": "\xe9"}', ":2:7: not UTF-8 (byte 0xe9)"),
     ],
@@ -246,6 +248,11 @@ def test_values_that_no_server_should_send_are_refused_at_once():
     evil = load({"pattern": "^(?=a)(a+)+$"})
     assert not evil.accepts("a" * 50 + "b")
     assert evil.explain("a" * 50 + "b")
+
+
+def test_explaining_a_huge_answer_is_quick_and_bounded():
+    schema = load({"items": {"properties": {"x": {"type": "string"}}}})
+    assert schema.explain([{"x": 1}] * 100_000) == ['/0/x: 1 is not of type "string"']
 
 
 def test_a_run_needs_only_light_imports():

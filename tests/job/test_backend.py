@@ -79,6 +79,7 @@ REFUSED = [
     ("http://host/v1#x", "a backend's URL has no #fragment"),
     ("http://host/?a=1&a=2", "a stands twice in the URL"),
     ("bedrock://us", "us is no AWS region (write bedrock://us-east-1)"),
+    ("sim://?replicas=two", 'replicas: expected a whole number, got the text "two"'),
     ("sim://?replicas=0", "must be at least 1, got 0"),
 ]
 
@@ -96,6 +97,8 @@ def test_a_wrong_name_or_url_is_refused(fault, minimal, written, message):
             "api_key_env: A, api_key_command: b",
             "api_key_env and api_key_command exclude each other",
         ),
+        ("headers: [a]", "expected a mapping of text to text, got a list"),
+        ("headers: {a: }", "a: expected text, got nothing"),
         ("headers: {'a b': c}", "a b is no header name"),
         ('headers: {a: "b\\r\\nc: d"}', "the value of header a holds characters not allowed"),
         ("proxy: host", 'expected http://HOST:PORT or none, got the text "host"'),

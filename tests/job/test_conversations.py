@@ -53,6 +53,7 @@ def test_both_forms_become_messages(value, expected):
         (["hi"], "message 1"),
         ([USER, {"role": "boss", "content": "x"}], "message 2 has the role"),
         ([{"role": "user", "content": None}], "has the content nothing"),
+        ([{"from": "human", "value": 1}], "has the value"),
         ([{"from": "narrator", "value": "x"}], "turn 1 is from"),
         ([{"from": "observation", "value": "x"}], "turn 1 is the result of a tool that no turn"),
         ([{"from": "function_call", "value": "x"}], "turn 1 is no JSON text of a call"),

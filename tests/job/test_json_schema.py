@@ -64,6 +64,7 @@ SAME = [
     "output: {enforce: native, describe: never, retries: 0, grow: 2.5}",
     "output: {grow: 0.5}",
     "sampling: {temperature: 1e-1, top_p: 0.5, stop: [a], seed: -3, logprobs: true}",
+    "sampling: {extra: [1]}",
     "sampling: {stop: [[a]]}",
     "batching: {mode: chat, size: auto}",
     "agent: {max_turns: 3, tools: [{builtin: sql}], compact: {at: 0.5, model: }}",

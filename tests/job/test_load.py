@@ -55,6 +55,11 @@ def test_a_file_that_is_no_job_says_why(tmp_path, make, message):
     assert message in request_error(JobRequest(path=Path("j.yaml"), cwd=tmp_path))
 
 
+def test_a_job_is_a_file_and_no_pipe(tmp_path):
+    message = request_error(JobRequest(path=Path("-"), cwd=tmp_path))
+    assert "rows are piped in with -i -" in message
+
+
 def test_paths_in_the_file_start_at_its_folder(load, tmp_path):
     text = "input: [a.jsonl, ../b.csv, ~/c.jsonl, '-']\nhostfile: h\nprompt: x\n"
     job = load(text, name="sub/job.yaml", env={"HOME": "/home/u"})
@@ -115,6 +120,7 @@ LINE_BYTES = BATCH_LINE.encode()
     [
         (LINE_BYTES, True),
         (b"\xef\xbb\xbf" + LINE_BYTES, True),
+        (b'{"custom_id": "a", ', False),
         (LINE_BYTES.replace(b'"body"', b'"bod"'), False),
         (b'{"id": 1}\n' + LINE_BYTES, False),
         (b"", True),
@@ -179,6 +185,11 @@ def test_what_is_nearest_to_the_user_says_where_endpoints_are(
     assert (str(job.hostfile) if job.hostfile else None) == hostfile
     assert (job.backend.kind if job.backend else None) == kind
     assert (job.backend.base if job.backend else None) == base
+
+
+def test_a_hostfile_option_keeps_the_headers_of_the_backend(load, minimal):
+    text = "backend: {url: 'https://h/v1', headers: {A: b}}\n"
+    assert load(minimal + text, options={"hostfile": "o"}).backend.headers == {"A": "b"}
 
 
 def test_an_address_and_a_fleet_in_one_file_exclude_each_other(fault, minimal):

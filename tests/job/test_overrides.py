@@ -75,7 +75,7 @@ def test_a_later_set_wins_and_a_named_option_wins_over_all(load, minimal):
     assert load(minimal + "model: f\n", sets=("model=",)).model == "auto"
 
 
-ENV = {"N": "8", "HOST": "h1", "EMPTY": "", "LIST": "[a]"}
+ENV = {"N": "8", "HOST": "h1", "EMPTY": "", "T": "true", "LIST": "[a]"}
 
 
 @pytest.mark.parametrize(
@@ -86,6 +86,7 @@ ENV = {"N": "8", "HOST": "h1", "EMPTY": "", "LIST": "[a]"}
         ("model: a${EMPTY}b", "model", "ab"),
         ("model: ${NO:-plan b}", "model", "plan b"),
         ("model: ${EMPTY:-d}", "model", "d"),
+        ("stream: '${T}'", "stream", True),
         ("model: ${LIST}", "model", "[a]"),
         ("model: $${HOST}", "model", "${HOST}"),
         ("model: $$${HOST}", "model", "$${HOST}"),

@@ -55,7 +55,8 @@ def test_messages_may_be_written_out(prompt, tmp_path):
         ("user", "Then [2]"),
     ]
     assert found.fields == {"a", "b"}
-    assert [m["content"] for m in prompt("prompt: {system: '', user: 08}\n").render({})] == ["08"]
+    numbers = prompt("prompt: {system: true, user: 08}\n").render({})
+    assert [m["content"] for m in numbers] == ["true", "08"]
 
 
 def test_a_raw_prompt_is_one_text(prompt):
@@ -67,11 +68,16 @@ FORMS = [
     ("prompt: {system: x}", "prompt.system: user is missing (a system message alone asks nothing)"),
     ("prompt: {user: x, raw: y}", "prompt: messages and raw exclude each other, and system"),
     ("prompt: {user: x, images_from: y}", "prompt.images_from: there is no messages_from"),
+    ("prompt: [x]", "prompt: expected text, got a list"),
     ("prompt: {}", "prompt: expected user, messages, messages_from or raw"),
     ("prompt: {user: {file: }}", "prompt.user: expected a text or {file: PATH}"),
     (
         "prompt: {messages: [{role: usr, content: x}]}",
         "prompt.messages[0].role: expected system, user, assistant or developer, got the text",
+    ),
+    (
+        "prompt: {messages: [{role: user, content: [{text: x, image: y}]}]}",
+        "prompt.messages[0].content[0]: expected {text: ...} or {image: PATH or URL}",
     ),
     (
         "prompt: {messages: [{role: user, content: []}]}",

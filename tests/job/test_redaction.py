@@ -20,10 +20,10 @@ backend:
   api_key_env: MY_KEY
 output: {schema: {type: object, properties: {password: {type: string}}}, grow: 2}
 sampling: {temperature: 0, stop: [a], max_tokens: 5, extra: {token_ids: [1]}}
-agent: {max_turns: 3, tools: [{name: t, command: [a, "{b}"]}, {mcp: npx x}]}
+agent: {max_turns: 3, tools: [{name: t, command: [a, "{b}"], rate_limit: 5/s}, {mcp: npx x}]}
 limits: {timeout: {total: none, idle: 5}, row: 1m, hedge: 3s}
 results: {allow_failures: 5%}
-cluster: {walltime: 1h, ports: 8000-8002, engine: [a, b]}
+cluster: {queue: prod, walltime: 1h, ports: 8000-8002, engine: [a, b]}
 """
 
 

@@ -60,6 +60,17 @@ CONFLICTS = [
         "44: agent.tools[0].command[2]: {fiel} is no parameter (did you mean file? {{fiel}} is ",
     ),
     ("agent: {tools: [{python: a.py}]}\n", "26: agent.tools[0].python: expected file.py:function"),
+    ("agent: {command: [x], tools: [{builtin: sql}]}\n", "18: agent.command: command and tools "),
+    (
+        "agent: {tools: [{builtin: sql, command: x}]}\n",
+        "17: agent.tools[0]: a tool has exactly one",
+    ),
+    ("agent: {tools: [{builtin: sql}, {builtin: sql}]}\n", "8: agent: two tools are named sql"),
+    (
+        "agent: {tools: [{mcp: [], name: x}]}\n",
+        "23: agent.tools[0].mcp: expected at least one text",
+    ),
+    ("output: s.json\n", "9: output: expected a mapping of keys, got the text"),
     ("topology: judge\nstages: [{kind: map}]\n", "11: topology: topology and stages exclude each"),
     (
         "cluster: {engines_per_node: 2, nodes_per_engine: 2}\n",
@@ -141,6 +152,9 @@ REFUSED = [
     ("sampling.logprobs", '"true"', 'expected true or false, got the text "true" (did you mean'),
     ("answers", "1001", "must be at most 1000, got 1001"),
     ("limits.row", "1:30", "expected a duration like 10s, 5m or 1h30m or none, got the text"),
+    ("limits.row", '"10"', "expected a duration like 10s, 5m or 1h30m or none, got the text"),
+    ("results.allow_failures", "x", "expected a number of rows or a share like 5%, got the text"),
+    ("hostfile", "''", "expected a path, got an empty text"),
     ("limits.row", "0", "must be more than 0, got 0 (none = no limit)"),
     ("model", "true", "expected text, got true (quote it to make it text)"),
     ("model", "''", "expected text, got an empty one"),

@@ -11,6 +11,9 @@ BASE = "input: x\nprompt: Say {{ text }}\nbackend: vllm://h:1\nmodel: big\n"
     ("stages", "message"),
     [
         ("[§{prompt: x}]", "stages[0].kind is missing"),
+        ("[§{kind: sql}]", "stages[0]: a sql stage needs query"),
+        ("§{kind: map}", "stages: expected a list, got a mapping"),
+        ("[{kind: map, name: §row}]", "stages[0].name: the name row means something else in "),
         ("[§{kind: loop}]", "stages[0]: a loop stage needs sections"),
         ("[{kind: §mapp, prompt: x}]", "stages[0].kind: expected map, broadcast, expand, reduce, "),
         ("[{kind: map, until: §x}]", "stages[0].until: until belongs to kind reduce or loop, not "),

@@ -52,6 +52,8 @@ PRINTED = [
     ("{{ a | join('-') }}", "b-c-d"),
     ("{% for i in range(2) %}{{ i }}{% endfor %}", "01"),  # the rows have a field of this name
     ("{{ objects | join(', ', attribute='name') }}", "p, q"),
+    ("{% for i in items %}{{ loop.length }}{% endfor %}", "22"),
+    ("{% raw %}{{ text }} {% x %}{% endraw %}", "{{ text }} {% x %}"),
     ("{{ html }}", "<b> & 'q'"),
     ("{{ yes }} {{ n }} {{ f }} {{ whole }} {{ big }}", f"true null 0.1 3.0 {10**30}"),
     ("{{ a }}", '{"b":1,"c":null,"d":{"e":"deep"}}'),
@@ -92,6 +94,8 @@ def test_a_list_of_answers_prints_one_line_each():
 MISSING = [
     ("a {{ text }} b {{ gone }}", "gone"),
     ("{{ zz | tojson }}", "zz"),
+    ("{{ a['zz'] }}", "a.zz"),
+    ("{{ [zz] }}", "zz"),
     ("{{ txet }}", "txet"),
     ("{{ a.zz }}", "a.zz"),
     ("{{ a.zz.yy }}", "a.zz.yy"),
@@ -147,6 +151,7 @@ WRONG = [
     ("{{ a b }}", f"expected token 'end of print statement', got 'b' {SPACED_HINT}"),
     ("{{", f"unexpected 'end of template' {LITERAL_HINT}"),
     ("{{ gene }", "a } is missing after gene (write {{ gene }})"),
+    ("{#1}", "Missing end of comment tag (write a literal {# as {% raw %}{#{% endraw %})"),
     (r"\x{{a}}{{#b}}", f"unexpected char '#' at 9 {LITERAL_HINT}"),
     ("{{ a is definde }}", "there is no test definde (did you mean defined?)"),
     ("{% include 'x' %}", "include needs other templates (use {file: PATH})"),

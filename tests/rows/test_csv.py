@@ -110,3 +110,9 @@ def test_a_first_block_may_end_inside_a_character(rows_of, monkeypatch, shift):
     (wide,) = rows_of(f"id,{shift}{'日' * 1_000}\n1,2\n", "wide.csv")
     assert wide.error is None
     assert len(rows_of("id,text\n" + f"1,{shift}日本語\n" * 200, "in.csv")) == 200
+
+
+def test_lines_that_one_quote_makes_a_row_are_bounded(rows_of, monkeypatch):
+    monkeypatch.setattr("bagent.rows.formats.csv.LONGEST", 10_000)
+    with pytest.raises(InputError, match=r"in\.csv:2: one row is longer"):
+        rows_of('id,t\n1,"' + "a line\n" * 2_000 + '"\n', "in.csv")

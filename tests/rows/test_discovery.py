@@ -112,10 +112,12 @@ def test_each_text_file_is_a_row_of_path_and_text(tmp_path):
     (tmp_path / "papers").mkdir()
     for name, content in (("b", b"second"), ("a", b"\xef\xbb\xbffirst\r\n"), ("c", b"gr\xf6\xdfe")):
         (tmp_path / f"papers/{name}.txt").write_bytes(content)
+    (tmp_path / "papers/d.txt").write_bytes("text".encode("utf-16"))
     source = open_rows(RowsConfig(({"files": "papers/*.txt"},), tmp_path))
-    *rows, bad = [row for batch in source.batches() for row in batch]
+    *rows, bad, wide = [row for batch in source.batches() for row in batch]
     assert [row.data for row in rows] == [
         {"path": "papers/a.txt", "text": "first\r\n"},
         {"path": "papers/b.txt", "text": "second"},
     ]
     assert (bad.error, bad.raw) == ("not UTF-8: byte 0xf6 at 3", b"gr\xf6\xdfe")
+    assert wide.error == "the text is UTF-16, not UTF-8"

@@ -67,6 +67,14 @@ def test_repeats_over_several_sources_name_the_source():
     assert "before: 2," in notices.lines[0]
 
 
+def test_places_beyond_four_bytes_are_named_without_a_line():
+    notices = RowWarnings()
+    keyer = RowKeyer(None, None, notices)
+    for line in (2**32, 2**32 + 1):
+        keyer.rows(Chunk("a.jsonl", [line], [{"id": 1}]))
+    assert "before at an earlier row" in notices.lines[0]
+
+
 def test_unreadable_lines_have_keys_of_their_bytes(rows_of):
     (odd,) = rows_of(rb'{"id":"a\udc00"}')
     assert odd.id == "a\\udc00"
