@@ -65,7 +65,7 @@ def test_all_ready_is_0_and_says_what_comes_next(bagent, job_dir):
 def test_the_hostfile_may_be_stdin_or_named_by_the_environment(bagent, job_dir):
     with FakeServer() as fs:
         path = write(job_dir, fs.address)
-        ways: list[tuple[list[str | Path], dict[str, str], str | None]] = [
+        ways = [
             (["hosts", "-"], {}, path.read_text()),
             (["hosts"], {"BAGENT_HOSTFILE": str(path)}, None),
             (["hosts"], {"AURORA_SWARM_HOSTFILE": str(path)}, None),

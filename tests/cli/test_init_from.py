@@ -1,7 +1,5 @@
 """A job for a file of the user's own runs as it is."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -44,8 +44,7 @@ def asked(url: str, run: Path) -> dict[str, Any]:
     body = json.dumps({"model": "m-1", "max_tokens": 9, "messages": QUESTION}).encode()
     headers = {"Content-Type": "application/json", "x-api-key": f"{token}:r1"}
     with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=30) as answer:
-        found: dict[str, Any] = json.loads(answer.read())
-        return found
+        return json.loads(answer.read())
 
 
 @pytest.mark.process("signal")

@@ -5,7 +5,6 @@ import subprocess
 import time
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import msgspec
@@ -140,7 +139,7 @@ def test_rows_that_a_stage_made_of_one_input_row_have_turns_of_their_own(ask, jo
     journal = Journal.open(directory.path, "all", clock=time.monotonic, report=print)
     for number, outcome in enumerate(outcomes):
         journal.write_attempts([attempt_of(outcome)] * (number + 1))
-        unit: dict[str, Any] = {"key": outcome.key, "row": 0, "stage": "part", "answer": 0}
+        unit = {"key": outcome.key, "row": 0, "stage": "part", "answer": 0}
         call = {"turn": 1, "name": f"tool{number}", "arguments": "{}", "started": 2.0}
         journal.write_tool(ToolRecord(**unit, **call, id=outcome.id))
     journal.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Literal, get_type_hints
 
 import pydantic
 import pytest
@@ -33,7 +33,7 @@ def test_values_that_are_no_rows_are_refused_with_their_form(frame):
     one_each = r'rows=\[\{"text": value\} for value in values\]'
     some = "rows are a list of dicts or a table"
     twice = frame.set_axis(["a", "a"], axis=1)
-    no_rows: list[tuple[Any, str]] = [
+    no_rows = [
         *((values, one_each) for values in (frame["text"], ["x"], pyarrow.array(["x"]), [1])),
         *((values, some) for values in ("rows.jsonl", {"id": 1}, 3)),
         (twice, "two columns of the rows have the name 'a'"),

@@ -72,7 +72,7 @@ def endless() -> Iterator[dict[str, Any]]:
 def test_rows_go_in_and_typed_results_come_out_in_input_order(fs, job_dir):
     fs.set_script({"r1": [slow(0.3, ok("late"))], "*": [ok("fine")]})
     path = write_job(job_dir, fs.url, input=None, batching={"mode": "single"})
-    states: list[dict[str, Any]] = []
+    states = []
     run = bagent.run(bagent.load_job(path), rows=rows(4), ordered=True, on_progress=states.append)
     found = asyncio.run(collect(run))
     assert [r.id for r in found] == ["r1", "r2", "r3", "r4"]
@@ -282,7 +282,7 @@ def test_rows_that_break_off_are_no_end_of_the_input(job):
     ids=["thread", "process"],
 )
 def test_a_run_ends_while_a_forked_process_still_works(process, job):
-    copies: list[int] = []
+    copies = []
 
     def descriptors() -> set[int]:
         return {int(path.name) for path in Path("/dev/fd").iterdir()}
@@ -355,7 +355,7 @@ def test_a_line_that_the_end_of_a_run_cut_off_is_no_result():
 
 
 def test_a_run_works_in_a_process_of_its_own_too(job, caplog):
-    states: list[dict[str, Any]] = []
+    states = []
     caplog.set_level("INFO", logger="bagent")
     twice = [*rows(3), {"id": "r3", "text": "again"}]
     run = bagent.run(job, rows=twice, on_progress=states.append, process=True)

@@ -30,7 +30,7 @@ class Cell:
     """An output of a notebook: what was shown in it."""
 
     def __init__(self) -> None:
-        self.shown: list[dict[str, str]] = []
+        self.shown = []
 
     def display(self, bundle: dict[str, str], **options: Any) -> Cell:
         assert options == {"raw": True, "display_id": True}
@@ -72,7 +72,7 @@ def test_only_a_notebook_is_shown_to_as_one(monkeypatch):
 
 
 def test_states_count_the_rows_that_a_program_gives_before_a_server_answers():
-    states: list[dict[str, Any]] = []
+    states = []
     job = {"backend": "http://127.0.0.1:9", "prompt": "{{ text }}"}
     options = ["--wait-hosts", "0.1s", "--limit", "3"]
     with pytest.raises(StoppedEarly):
@@ -83,7 +83,7 @@ def test_states_count_the_rows_that_a_program_gives_before_a_server_answers():
 
 def test_no_state_comes_twice(fs, job_dir, monkeypatch):
     monkeypatch.setattr("bagent.observe.progress.FIRST_S", 0.0)
-    states: list[dict[str, Any]] = []
+    states = []
     list(run(write_job(job_dir, fs.url, 3), on_progress=states.append))
     assert states[-1]["ok"] == 3
     assert all(a != b for a, b in pairwise(states))

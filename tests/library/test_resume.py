@@ -1,9 +1,6 @@
 """A run of a program, called again with other rows: the input of a start is exactly ``rows``."""
 
-from __future__ import annotations
-
 from itertools import count
-from typing import Any
 
 import pytest
 
@@ -68,7 +65,7 @@ def test_an_edited_row_gets_a_new_answer_that_replaces_the_old(job, fs, caplog):
 
 
 def test_failed_rows_that_are_not_given_again_leave_the_run(job):
-    mixed: list[Any] = [*rows(2), "no row"]
+    mixed = [*rows(2), "no row"]
     first = bagent.run(job, rows=mixed)
     assert len(list(first)) == 3
     assert first.exit_code == 1
@@ -143,10 +140,10 @@ def test_finished_rows_come_without_a_server(dict_job):
 def test_progress_leaves_out_failed_rows_that_are_not_given_again(job, fs, monkeypatch):
     monkeypatch.setattr("bagent.observe.progress.FIRST_S", 0.0)
     monkeypatch.setattr("bagent.observe.progress.INTERVAL_S", 0.0)
-    mixed: list[Any] = [*rows(2), "no row", "no row either"]
+    mixed = [*rows(2), "no row", "no row either"]
     list(bagent.run(job, rows=mixed))
     fs.set_script({"*": [slow(1.0, ok("late"))]})
-    states: list[dict[str, Any]] = []
+    states = []
     list(bagent.run(job, rows=rows(6), on_progress=states.append))
     totals = {state["total"] for state in states if state["remaining"]}
     assert 6 in totals

@@ -1,7 +1,5 @@
 """Speeds, ends and unknown values; counts of rows, tokens and costs are invariants of worlds."""
 
-from __future__ import annotations
-
 import math
 import re
 

@@ -18,7 +18,7 @@ class Noted(NoProgress):
     """Keeps what it is told."""
 
     def __init__(self) -> None:
-        self.notes: list[str] = []
+        self.notes = []
 
     def note(self, text: str, *, warning: bool = False) -> None:
         self.notes.append(text)

@@ -65,7 +65,7 @@ def test_distinct_messages_are_bounded_in_memory_and_in_the_file(tmp_path):
     [("/proc/none/run.log", "No such file or directory"), ("/dev/full", os.strerror(28))],
 )
 def test_a_log_that_cannot_be_written_is_told_once_and_stops_nobody(path, why):
-    told: list[str] = []
+    told = []
     log = opened(Path(path), on_failure=told.append)
     log.info("one")
     log.info("two")

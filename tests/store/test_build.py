@@ -159,7 +159,7 @@ def test_a_database_that_another_program_writes_is_waited_for(store, outcome, mo
     store.write(outcome(0))
     build(store, info=RunInfo("r"))
     store.write(outcome(1))
-    waits: list[float] = []
+    waits = []
     monkeypatch.setattr("bagent.store.tables.build.is_written_by_another", lambda _: not waits)
     build(store, wait=waits.append)
     assert waits == [0.5]

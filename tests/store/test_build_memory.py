@@ -1,7 +1,5 @@
 """The memory of tables follows the size of rows, up to what the machine allows."""
 
-from __future__ import annotations
-
 import json
 
 import duckdb

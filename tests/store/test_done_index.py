@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import random
 from array import array
-from typing import Any
 
 import pytest
 
@@ -157,7 +156,7 @@ def test_numbers_that_come_after_others_were_looked_for_are_found():
 
 
 def test_units_that_were_taken_back_are_not_finished_for_many_at_once(store, outcome):
-    taken: Any = outcome(11, status=TOMBSTONE)
+    taken = outcome(11, status=TOMBSTONE)
     store.write(*(outcome(n) for n in range(40)), taken, segment_bytes=3000)
     index = store.finished()
     for start in range(0, 40, 10):
@@ -239,7 +238,7 @@ def test_every_unit_is_in_its_range_once(store, outcome, monkeypatch, bits, kind
     monkeypatch.setattr(segment_index, "SMALL", small)
     created = random_outcomes(outcome, bits, 300, kinds)
     store.write(*created, segment_bytes=3000)
-    result: dict[int, int] = {}
+    result = {}
     ranges = list(OutcomeRanges(store.indexes(), bits).ranges())
     assert len(ranges) == 1 << bits
     for number, (ok, bad) in enumerate(ranges):

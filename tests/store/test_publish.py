@@ -1,7 +1,5 @@
 """Published tables: whole for a reader at any moment, and repeated after a failure."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -136,7 +136,7 @@ def test_what_does_not_count_is_the_same_however_much_is_looked_at_once(
         for _ in range(900)
     ]
     store.write(*created, segment_bytes=20_000)
-    current: dict[tuple[int, int], int] = {}
+    current = {}
     for number, item in enumerate(created):
         unit = (item.row, item.answer)
         if unit not in current or created[current[unit]].status != "ok":

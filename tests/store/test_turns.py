@@ -1,7 +1,5 @@
 """Turns of unfinished conversations, found in the journal and read from there."""
 
-from __future__ import annotations
-
 import pytest
 
 from bagent.store.journal.codec import unit_of

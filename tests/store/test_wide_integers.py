@@ -1,7 +1,5 @@
 """Integers of any size keep their digits in the tables."""
 
-from __future__ import annotations
-
 import csv
 import json
 from decimal import Decimal
