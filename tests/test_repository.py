@@ -1,7 +1,9 @@
-"""Files of the repository that no room of the package owns."""
+"""Files of the repository that no package owns, and the raw files of the benchmarks' numbers."""
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import json
 import re
 import subprocess
@@ -17,6 +19,9 @@ SCRIPTS = sorted(
     [*(ROOT / "tests").rglob("*.sh"), *(ROOT / "deploy").rglob("*.sh"), ROOT / ".ci" / "run"]
 )
 SCHEMAS = sorted((ROOT / "schemas").glob("*.schema.json"))
+BENCHMARKS = ROOT / "benchmarks"
+TEXT = (BENCHMARKS / "README.md").read_text(encoding="utf-8")
+RESULTS = {path.name: path for path in (BENCHMARKS / "results").iterdir()}
 
 
 def test_the_lock_pins_every_requirement_with_a_hash() -> None:
@@ -94,3 +99,31 @@ def test_every_target_of_the_makefile_is_explained() -> None:
     shown = subprocess.run(["make", "-C", ROOT, "help"], check=True, capture_output=True, text=True)
     for target in phony.split():
         assert re.search(rf"(?m)^{target} +\S", shown.stdout), target
+
+
+def test_raw_files_that_exist_are_those_that_are_named() -> None:
+    named = set(re.findall(r"[\w-]+\.(?:json|parquet|txt)\b", TEXT)) - {"OUT.json"}
+    assert set(RESULTS) == named
+
+
+def test_raw_files_are_whole_and_no_longer_than_they_must_be() -> None:
+    paths = [path for name, path in RESULTS.items() if name.endswith(".json")]
+    assert [path.name for path in paths if path.stat().st_size >= 1_000_000] == []
+    assert [path.name for path in paths if not json.loads(path.read_bytes())] == []
+
+
+def test_charts_are_made_from_the_raw_files() -> None:
+    spec = importlib.util.spec_from_file_location("charts", BENCHMARKS / "charts.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for path, text in module.charts().items():
+        assert path.read_text(encoding="utf-8") == text, "make it new: python benchmarks/charts.py"
+
+
+def test_every_command_that_is_named_has_a_script_that_explains_itself() -> None:
+    scripts = set(re.findall(r"(?:benchmarks/|`)(\w+\.py)\b", TEXT))
+    assert scripts
+    assert [name for name in scripts if not (BENCHMARKS / name).is_file()] == []
+    trees = {name: ast.parse((BENCHMARKS / name).read_text(encoding="utf-8")) for name in scripts}
+    assert [name for name, tree in trees.items() if not ast.get_docstring(tree)] == []
