@@ -67,7 +67,7 @@ def test_a_good_answer_is_the_outcome():
     assert outcome.first_try_valid is True
 
 
-def test_an_answer_that_does_not_fit_is_asked_again_with_the_message_until_no_retry_is_left():
+def test_an_answer_that_does_not_fit_is_asked_again_until_no_retry_is_left():
     talk = conversation(reasks=2)
     call, texts = opened(talk), []
     while isinstance(call, Call):

@@ -70,7 +70,7 @@ def serving(*, host: str = "127.0.0.1", spoil: Spoil = list, silent: bool = Fals
         yield url.removeprefix("http://")
 
 
-def test_no_row_fails_or_gets_anothers_answer_beside_endpoints_that_answer_lists_wrongly(
+def test_wrong_answers_to_lists_fail_no_row_and_give_none_anothers_answer(
     tmp_path: Path,
 ):
     with ExitStack() as stack:
@@ -98,7 +98,7 @@ def run_over(folder: Path, hosts: str, **how: Any) -> Completed:
     return run_bagent(["run", job], folder, **how)
 
 
-def test_a_hostfile_of_an_editor_on_windows_a_lost_name_and_a_set_proxy_are_no_trouble(
+def test_a_hostfile_from_windows_a_lost_name_and_a_proxy_are_no_trouble(
     tmp_path: Path,
 ):
     with serving() as near, serving(host="::1") as six:

@@ -67,7 +67,7 @@ def test_a_small_quota_takes_time_but_costs_no_row(job_dir):
 
 
 @pytest.mark.slow
-def test_rows_that_a_server_refuses_when_nothing_else_is_left_wait_for_the_next_start(fs, job_dir):
+def test_rows_that_the_last_server_refuses_wait_for_the_next_start(fs, job_dir):
     fs.set_script({"r2": [status(503)], "r4": [status(429)], "*": [echo()]})
     write_job(job_dir, fs.url, 5, limits={"retries": 1}, results=NO_TABLES)
     done, found = run_rows(job_dir, timeout=110)

@@ -116,7 +116,7 @@ async def test_thousands_of_requests_do_not_start_in_one_turn_of_the_loop():
 
 
 @on_jumping_clock
-async def test_a_bug_in_what_reads_one_answer_stops_the_fleet_and_loses_no_other_of_its_turn():
+async def test_a_bug_in_reading_one_answer_stops_the_fleet_and_loses_no_other():
     def fault(call, reply):
         if call.row == 0:
             raise RuntimeError("a bug")

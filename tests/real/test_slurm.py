@@ -126,7 +126,7 @@ def test_a_script_of_pbs_is_followed_by_a_successor_and_every_row_is_answered_on
     assert (job_dir / "runs" / "job.batch" / f"{second}.1").is_dir()
 
 
-def test_an_engine_that_dies_is_started_again_and_the_deadline_is_the_end_that_slurm_knows(
+def test_an_engine_that_dies_is_started_again_and_slurm_knows_the_deadline(
     slurm, job_dir, slurm_env
 ):
     mark = job_dir / "died"
