@@ -33,6 +33,19 @@ WEB_PAGE = Failure("bad_response", "a web page instead of an answer", passing=Tr
 SLOW = Failure("timeout", "no whole answer within 5 s", passing=True)
 
 
+def test_an_endpoint_that_fails_its_check_costs_the_rows_that_it_failed_no_attempt():
+    failed = set()
+
+    def once(row, number):
+        bad = row < 8 and row not in failed
+        failed.add(row)
+        return Answer(BROKEN if bad else GOOD, 0.5)
+
+    s = run_rows({"sick": always(BROKEN, 0.01), "well": once}, 20, retry=RetryPolicy(retries=1))
+    assert s.backend.shares["sick"] >= 8
+    assert s.recorder.failures == {}
+
+
 LAST = [NOT_FOUND, NO_KEY, BROKEN, MOVED, CERTIFICATE, NO_MODEL_400, WEB_PAGE, SLOW]
 
 
