@@ -129,6 +129,8 @@ class EndpointState:
         self.weight = weight
         self.in_flight = 0
         self.requests: dict[InFlightRequest, None] = {}  # oldest first
+        self._before_trial: frozenset[InFlightRequest] = frozenset()
+        """Requests in flight when it became half open."""
         self.turns = 0.0  # rows sent so far, by weight
 
         self.status = EndpointStatus.UP  # the most severe of its conditions
@@ -164,6 +166,7 @@ class EndpointState:
         """Add a condition; one of the circuit replaces the one before."""
         if condition in _CIRCUIT:
             self._conditions -= _CIRCUIT
+            self._before_trial = frozenset(self.requests)
         self._conditions.add(condition)
         self._update_status()
 
@@ -228,8 +231,10 @@ class EndpointState:
             return 0
         if self.warming is not None:
             return 0
-        limit = 1 if self.status else self.limit.value  # half open
-        return max(0, limit - self.in_flight)
+        room = max(0, self.limit.value - self.in_flight)
+        if self.status:  # half open: one call at a time, beside those that were sent before
+            return min(room, int(self.requests.keys() <= self._before_trial))
+        return room
 
     def has_room_soon(self, now: float) -> bool:
         """Return whether it is usable and its account lets it start a request soon."""
