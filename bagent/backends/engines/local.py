@@ -203,6 +203,7 @@ class RunningLocal:
         line = await process.stdout.readline()
         answer = msgspec.json.decode(line) if line else {"error": "it ended without a word"}
         if "error" in answer:
+            await process.wait()  # llama.cpp writes its log from a thread, up to its end
             await self._fail(f"the local model did not start: {answer['error'].rstrip('.')}")
         return str(answer["address"])
 
