@@ -32,6 +32,23 @@ async def test_a_refused_group_is_halved_until_the_bad_row_stands_alone():
     assert s.tries()[13] == 7
 
 
+def test_two_thousand_rows_on_twenty_endpoints_are_twenty_requests():
+    names = [f"e{number}" for number in range(20)]
+    s = run_rows(
+        dict.fromkeys(names, always()),
+        2000,
+        announced=True,
+        limit=200,
+        group=BatchSizeRule(size=100, single=False),
+        concurrency=100_000,
+        lookahead=10_000,
+        limits=dict.fromkeys(names, 1024),
+    )
+    assert [len(rows) for _, rows in s.backend.groups] == [100] * 20
+    assert {attempt.group_size for attempt in s.attempts} == {100}
+    assert len(s.recorder.replies) == 2000
+
+
 def test_an_endpoint_gets_no_rows_before_its_group_limit_is_known():
     s = run_rows(
         {"a": always(), "b": always()},

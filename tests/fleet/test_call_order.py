@@ -42,6 +42,16 @@ async def test_each_second_turn_goes_to_the_endpoint_of_the_first():
 
 
 @on_jumping_clock
+async def test_a_full_endpoint_loses_its_rows_to_those_with_room():
+    s = setup({"home": always(seconds=10.0), "other": always(seconds=10.0)}, limit=8)
+    for row in range(16):
+        s.request(s.call(row, turn=2, preferred="home"), urgent=True)
+    await s.fleet.wait_idle()
+    assert s.backend.shares == {"home": 8, "other": 8}
+    assert max(s.recorder.ended_at.values()) < 1011
+
+
+@on_jumping_clock
 async def test_a_much_busier_endpoint_is_not_waited_for():
     s = setup({"home": always(seconds=10.0), "other": always(seconds=10.0)}, limit=10)
     s.submit(*range(100, 108), pinned_to="home")

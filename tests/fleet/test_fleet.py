@@ -115,6 +115,14 @@ async def test_thousands_of_requests_do_not_start_in_one_turn_of_the_loop():
     assert len(s.recorder.replies) == 600
 
 
+def test_a_row_that_waits_for_its_next_try_holds_no_slot():
+    scripts = {"a": lambda row, number: Answer(BROKEN if row == 0 else GOOD, 1.0)}
+    policy = RetryPolicy(retries=2, base=100.0, longest=100.0)
+    s = run_rows(scripts, 50, limit=1, concurrency=1, retry=policy)
+    assert max(s.recorder.ended_at[row] for row in range(1, 50)) <= 1052
+    assert s.recorder.ended_at[0] > 1200
+
+
 @on_jumping_clock
 async def test_a_bug_in_reading_one_answer_stops_the_fleet_and_loses_no_other():
     def fault(call, reply):

@@ -75,11 +75,12 @@ def test_an_engine_that_tells_late_keeps_nobody_from_growing():
 def test_a_list_with_a_key_that_is_not_set_counts_for_nothing_until_it_is_mended(
     tmp_path, monkeypatch
 ):
+    """Of the list only what the job selects joins and leaves."""
     monkeypatch.setattr("bagent.runs.hostfile_reload.HOSTFILE_SECONDS", 0.02)
     monkeypatch.setattr("bagent.fleet.hostfile.SETTLE_SECONDS", 0.1)
     hosts = tmp_path / "hosts.txt"
-    hosts.write_text("a\nb\n")
-    used = [Endpoint(f"{name}:8000", f"http://{name}:8000/v1") for name in "ab"]
+    hosts.write_text("a role=x\nb role=x\nc\n")
+    used = [Endpoint(f"{name}:8000", f"http://{name}:8000/v1", tags={"role": "x"}) for name in "ab"]
     changes: list[str] = []
     fleet = SimpleNamespace(
         join=lambda states: changes.extend(f"+{state.name}" for state in states),
@@ -88,13 +89,13 @@ def test_a_list_with_a_key_that_is_not_set_counts_for_nothing_until_it_is_mended
 
     async def main():
         notices = asyncio.Queue()
-        follower = HostfileFollower(hosts, None, {}, notices.put_nowait, used)
+        follower = HostfileFollower(hosts, None, {}, notices.put_nowait, used, {"role": "x"})
         following = asyncio.create_task(follower.follow(fleet, lambda endpoints: endpoints))
         await asyncio.sleep(0)
-        hosts.write_text("a\nc api_key_env=NOT_SET\n")
+        hosts.write_text("a role=x\nc role=x api_key_env=NOT_SET\n")
         refused = await asyncio.wait_for(notices.get(), 20)
         assert changes == []
-        hosts.write_text("a\nc\n")
+        hosts.write_text("a role=x\nb\nc role=x\nd\n")
         told = await asyncio.wait_for(notices.get(), 20)
         following.cancel()
         return refused, told

@@ -64,6 +64,15 @@ def test_good_answers_of_rows_that_left_the_input_stay_and_are_counted(tmp_path)
     assert "absent" not in again.err
 
 
+def test_failures_of_a_row_that_left_the_input_count_no_more(tmp_path):
+    script = {"bad": [status(400)], "*": [echo()]}
+    before, after = rows(r1="a", bad="b", r3="c"), rows(r1="a", r3="c")
+    first, second, sent = run_twice(tmp_path, before, after, STEPS, script)
+    assert (first.code, second.code, sent) == (1, 0, 0), second.err
+    assert "rows        2 rows: 2 ok, 0 failed" in second.err
+    assert {name for _, name, _ in by_stage(tmp_path)} == {"r1", "r3"}
+
+
 def test_a_shorter_text_leaves_no_old_parts_behind(tmp_path):
     stages = [
         {"kind": "expand", "name": "parts", "split": {"field": "text", "tokens": 8, "overlap": 0}},

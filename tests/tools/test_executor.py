@@ -406,3 +406,9 @@ def test_a_batch_with_too_few_answers_answers_nobody_wrongly() -> None:
     results = results_of(batches.tool(), {"x": 0}, {"x": 1})
     assert [result.error for result in results] == ["failed"] * 2
     assert "1 answers for 2 calls" in results[0].text
+
+
+def test_tools_are_closed_where_the_event_loop_is_gone() -> None:
+    """A program may abandon a run; the collector ends its coroutines later, outside a loop."""
+    with pytest.raises(StopIteration):
+        ToolExecutor([tool(Counted())]).close().send(None)
