@@ -57,6 +57,19 @@ def test_attempts_wait_at_most_a_second(store):
     journal.close()
 
 
+@pytest.mark.parametrize(("cut", "whole"), [(1, ["r0", "r1"]), (2, ["r0"])])
+def test_nothing_is_glued_to_a_cut_line_and_one_that_lacks_its_newline_counts(
+    store, outcome, cut, whole
+):
+    store.write(outcome(0), outcome(1))
+    path = store.segment()
+    path.write_bytes(path.read_bytes()[:-cut])
+    path.with_suffix(".idx").unlink()
+    store.write(outcome(2))
+    assert [line["id"] for line in lines_of(path)] == [*whole, "r2"]
+    assert len(store.finished()) == len(whole) + 1
+
+
 def test_the_torn_bytes_are_kept_and_reported(store, outcome):
     store.write(outcome(0))
     with store.segment().open("ab") as file:
