@@ -34,6 +34,12 @@ def test_reask_carries_the_answer_and_the_validators_words():
     )
 
 
+def test_what_goes_back_is_valid_utf8():
+    *_, answer, demand = retry_messages(MESSAGES, "a\ud800", ["/x: \udfff"], SCHEMA)
+    assert answer["content"] == "a\ufffd"
+    assert "/x: \ufffd" in demand["content"]
+
+
 def test_long_answer_keeps_head_and_tail_within_the_bound():
     text = "HEAD" + "x" * 10_000 + "TAIL"
     for limit in (100, 5000):

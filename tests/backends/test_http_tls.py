@@ -10,6 +10,7 @@ import pytest
 from bagent.backends.http.client import Transport, connection_idle
 from support.backend_calls import QUICK, ask, endpoint, failure, raw_server, reply, send
 from support.fake_server import FakeServer
+from support.replies import status
 from support.tls import site_authority
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
@@ -42,6 +43,15 @@ async def test_a_kept_connection_with_tls_tells_how_long_it_was_idle(secure, sit
     await transport.close()
     assert seen[0] is None
     assert all(0 < idle < 60 for idle in seen[1:])
+
+
+def test_neither_a_redirect_nor_a_proxy_of_the_environment_gets_the_key(secure, site, monkeypatch):
+    for name in ("HTTPS_PROXY", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    secure.set_script({"r1": [status(308, headers={"Location": f"{secure.url}/elsewhere"})]})
+    found = failure(ask(endpoint(secure.url, ca_file=str(site.ca_file))))
+    assert (found.kind, found.status) == ("rejected", 308)
+    assert len(secure.requests) + len(secure.probes) == 1
 
 
 def test_an_unknown_authority_is_a_lasting_failure_that_says_what_to_do(secure):
