@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -24,6 +24,8 @@ from bagent.store.tables.schema import TABLES, VIEWS
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -108,6 +110,42 @@ def create_views(connection: DuckDBPyConnection) -> None:
     """Create ``VIEWS`` over the tables; DuckDB takes 30 ms to plan them."""
     for name, text in VIEWS.items():
         connection.execute(f"create view {name} as {text}")
+
+
+def read_unchanged(folders: Sequence[Path], read: Callable[[], T]) -> T:
+    """Return what ``read`` returns, calling it again where tables were replaced meanwhile.
+
+    DuckDB opens a file by its name twice in a query: for the footer and for the data. If another
+    process replaces the file in between, the query fails or mixes both files.
+
+    Args:
+        folders: the folders of the tables.
+        read: runs queries; its effects are those of the last call.
+    """
+    paths = [folder / f"{table}.parquet" for folder in folders for table in TABLES]
+    while True:
+        before = _identities(paths)
+        try:
+            result = read()
+        except Exception:
+            if _identities(paths) == before:
+                raise
+        else:
+            if _identities(paths) == before:
+                return result
+
+
+def _identities(paths: Sequence[Path]) -> list[tuple[int, int, int] | None]:
+    """Return what tells each file from one that replaces it; None without a file."""
+    identities: list[tuple[int, int, int] | None] = []
+    for path in paths:
+        try:
+            status = path.stat()
+        except OSError:
+            identities.append(None)
+        else:
+            identities.append((status.st_ino, status.st_size, status.st_mtime_ns))
+    return identities
 
 
 def has_fresh_tables(run: RunDir) -> bool:

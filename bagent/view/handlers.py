@@ -27,6 +27,7 @@ from bagent.report.queries import WEAK, ReportDb
 from bagent.report.suspects import Suspect, count_all, find_suspects
 from bagent.runs.prompt_fields import names_in_prompts
 from bagent.runs.run_state import mending_commands, next_lines, run_title
+from bagent.store.query import read_unchanged
 from bagent.store.tables.schema import STATUSES
 from bagent.store.totals import answer_stage
 from bagent.view.catalog import RunCatalog, ViewedRun
@@ -278,7 +279,9 @@ class Handlers:
         after = RowKey.parse(request.query.get("after", ""))
         only = request.query.get("only", "different")
         with first.tables.results_file() as file_a, second.tables.results_file() as file_b:
-            comparison = await asyncio.to_thread(compare_runs, (file_a, file_b), only, after)
+            compare = partial(compare_runs, (file_a, file_b), only, after)
+            folders = [file_a.parent, file_b.parent]
+            comparison = await asyncio.to_thread(read_unchanged, folders, compare)
         return _page(
             "compare.html", request, first=first, second=second, comparison=comparison, only=only
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -11,7 +12,7 @@ import msgspec
 from bagent.duck import literal, quoted
 from bagent.errors import UsageError
 from bagent.report.queries import ReportDb
-from bagent.store.query import plain_rows
+from bagent.store.query import plain_rows, read_unchanged
 from bagent.store.tables.export_sql import answer_fields, csv_columns, select_list
 from bagent.store.tables.schema import pointer
 from bagent.text.csv import csv_lines
@@ -288,14 +289,13 @@ def export(tables: RunTables, row_filter: RowFilter, form: str) -> Generator[byt
     """
     if form not in ("jsonl", "csv"):
         raise UsageError(f"{form} is no form of export", hint="jsonl or csv")
-    with tables.cursor() as cursor:
+    with tables.results_file() as file, tables.cursor() as cursor:
         condition, parameters = row_filter.where(cursor)
         columns = "*"
         if form == "csv":
             columns = select_list(csv_columns(cursor, answer_fields(cursor), with_input=True))
-        cursor.execute(
-            f"select {columns} from results where {condition} order by {_ORDER}", parameters
-        )
+        sql = f"select {columns} from results where {condition} order by {_ORDER}"
+        read_unchanged([file.parent], partial(cursor.execute, sql, parameters))
         names = [column[0] for column in cursor.description or []]
         rows = plain_rows(cursor, raw_json=form == "jsonl")
         lines = _csv_lines(names, rows) if form == "csv" else _json_lines(names, rows)

@@ -16,7 +16,7 @@ import duckdb
 from bagent.duck import Setting, file_source
 from bagent.errors import BagentError, UsageError
 from bagent.report.queries import ReportDb
-from bagent.store.query import connect_tables, create_views
+from bagent.store.query import connect_tables, create_views, read_unchanged
 from bagent.store.run_dir import RunDir
 from bagent.store.tables.freshness import signatures
 
@@ -203,9 +203,12 @@ class RunTables:
             raise self._missing()
         tables = self._tables()
 
-        def work() -> T:
+        def query() -> T:
             with tables.cursor(QUERY_SECONDS) as cursor:
                 return function(ReportDb(cursor))
+
+        def work() -> T:
+            return read_unchanged([tables.folder], query)
 
         # Counted before the thread starts: a renewal may retire the tables in between.
         with tables.in_use():

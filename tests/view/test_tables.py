@@ -47,6 +47,25 @@ async def test_tables_retired_before_a_query_begins_stay_open_for_it(tmp_path, m
     assert await tables.ask(lambda db: db.row("select count(*) as n from results")) == {"n": 1}
 
 
+async def test_a_page_is_made_of_one_state_of_tables_that_are_replaced_meanwhile(tmp_path):
+    tables = RunTables(make_run(tmp_path / "job", [stored(0)]))
+    newer = [make_run(tmp_path / str(n), map(stored, range(n))) for n in (2, 3)]
+    with connect_tables(newer, print):
+        files = [run.path / "results.parquet" for run in newer]
+    assert await tables.ready()
+
+    def count_twice(db):
+        counts = [db.row("select count(*) as n from results")["n"]]
+        if files:
+            files.pop(0).replace(tables.run.path / "results.parquet")
+            if not files:
+                db.run("select error('the footer of another file')")
+        return [*counts, db.row("select count(*) as n from results")["n"]]
+
+    assert await tables.ask(count_twice) == [3, 3]
+    await tables.close()
+
+
 async def test_closed_tables_are_not_opened_again(tmp_path):
     tables = RunTables(make_run(tmp_path / "job", [stored(0)]))
     await tables.close()

@@ -189,14 +189,17 @@ def _compare(first: str, second: str, question: Any, rows: int) -> Sameness:
     import duckdb
 
     from bagent.analysis.compare import Question, compare_runs
-    from bagent.store.query import connect_tables
+    from bagent.store.query import connect_tables, read_unchanged
     from bagent.store.run_dir import find_run
 
     access = Access(everything=question[1] is not None)  # SQL that the user typed may read files
     runs = [find_run(first, RUNS), find_run(second, RUNS)]
     with connect_tables(runs, log, access=access, settings=SETTINGS) as (connection, folders):
         try:
-            return compare_runs(connection, folders[0], folders[1], Question(*question), rows)
+            return read_unchanged(
+                folders,
+                lambda: compare_runs(connection, folders[0], folders[1], Question(*question), rows),
+            )
         except duckdb.Error as error:
             raise UsageError(
                 f"--sql: {str(error).splitlines()[0]}",
@@ -206,25 +209,27 @@ def _compare(first: str, second: str, question: Any, rows: int) -> Sameness:
 
 def _score(first: str, gold: Any, stage: str | None, rows: int) -> Score:
     from bagent.analysis.accuracy import score_run
-    from bagent.store.query import connect_tables
+    from bagent.store.query import connect_tables, read_unchanged
     from bagent.store.run_dir import find_run
 
     run = find_run(first, RUNS)
     access = Access(files=[gold.path])
     with connect_tables([run], log, access=access, settings=SETTINGS) as (connection, folders):
-        return score_run(connection, folders[0], gold, stage or _answer_stage(run), rows)
+        stage = stage or _answer_stage(run)
+        return read_unchanged(folders, lambda: score_run(connection, folders[0], gold, stage, rows))
 
 
 def _score_pair(names: list[str], gold: Any, stage: str | None, rows: int) -> PairScore:
     from bagent.analysis.accuracy import score_pair
-    from bagent.store.query import connect_tables
+    from bagent.store.query import connect_tables, read_unchanged
     from bagent.store.run_dir import find_run
 
     runs = [find_run(name, RUNS) for name in names]
     stage_a, stage_b = (stage or _answer_stage(run) for run in runs)
     access = Access(files=[gold.path])
     with connect_tables(runs, log, access=access, settings=SETTINGS) as (connection, folders):
-        return score_pair(connection, (folders[0], folders[1]), gold, (stage_a, stage_b), rows)
+        pair, stages = (folders[0], folders[1]), (stage_a, stage_b)
+        return read_unchanged(folders, lambda: score_pair(connection, pair, gold, stages, rows))
 
 
 def _answer_stage(run: RunDir) -> str | None:

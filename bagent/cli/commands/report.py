@@ -55,14 +55,14 @@ def report(
     import duckdb
 
     from bagent.report import make_page
-    from bagent.store.query import open_tables
+    from bagent.store.query import connect_tables, read_unchanged
     from bagent.store.run_dir import find_run
 
     run_dir = find_run(run, Path("runs"))
     target = output or run_dir.path / "report.html"
-    with open_tables(run_dir, log, settings=SETTINGS) as connection:
+    with connect_tables([run_dir], log, settings=SETTINGS) as (connection, folders):
         try:
-            page = make_page(connection, _about(run_dir))
+            page = read_unchanged(folders, lambda: make_page(connection, _about(run_dir)))
         except duckdb.Error as error:
             raise WriteError(f"the page cannot be made: {str(error).splitlines()[0]}") from None
     try:
