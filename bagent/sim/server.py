@@ -111,6 +111,8 @@ class Replica:
             response = await handler(request)
         except ApiError as error:
             response = web.Response(body=error.body(), status=error.status, headers=_JSON)
+        except ConnectionError:  # the client has gone
+            response = web.Response()
         return response
 
     async def _ok(self, _request: web.BaseRequest) -> web.StreamResponse:

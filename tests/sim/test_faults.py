@@ -77,6 +77,19 @@ async def test_cut_streams_end_half_way_inside_an_event(client) -> None:
     assert torn == 'data: {"id":'
 
 
+@on_sim(FAST)
+async def test_a_client_that_leaves_a_stream_is_no_error_of_the_server(
+    client, caplog, monkeypatch
+) -> None:
+    async def write(*_: object) -> None:
+        raise aiohttp.ClientConnectionResetError("Cannot write to closing transport")
+
+    monkeypatch.setattr(aiohttp.web.StreamResponse, "write", write)
+    with pytest.raises(aiohttp.ClientError):
+        await client.events("/v1/completions", {"prompt": "x"})
+    assert caplog.messages == []
+
+
 @on_sim(FAST + "&malformed_rate=1")
 async def test_malformed_answers_are_200_and_no_json(client) -> None:
     with pytest.raises(json.JSONDecodeError):
