@@ -284,7 +284,8 @@ class Replica:
             if reached_half and malformed:
                 malformed = False
                 self.faults.count("malformed")
-                chunks.append(_BROKEN_EVENT)
+                # Before the tokens: in one step they may be the whole answer, which a client keeps.
+                chunks.insert(0, _BROKEN_EVENT)
             await response.write(b"".join(chunks))
         await response.write(writer.closing(usage=call.include_usage))
         await response.write_eof()

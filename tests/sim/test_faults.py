@@ -96,7 +96,12 @@ async def test_malformed_answers_are_200_and_no_json(client) -> None:
         await client.post("/v1/completions", {"prompt": "x"})
     with pytest.raises(json.JSONDecodeError):
         await client.events("/v1/completions", {"prompt": "x", "max_tokens": 16})
-    assert client.sim.replicas[0].faults.counts["malformed"] == 2
+    body = {"prompt": "x", "max_tokens": 1, "stream": True}
+    async with client.session.post(client.url + "/v1/completions", json=body) as response:
+        broken, whole, *_ = (await response.text()).split("\n\n")
+    assert broken == 'data: {"id": "broken", "choices": [{"ind'
+    assert '"finish_reason":"length"' in whole
+    assert client.sim.replicas[0].faults.counts["malformed"] == 3
 
 
 @on_sim(FAST + "&replicas=2&dead_after=3&faulty=1")
