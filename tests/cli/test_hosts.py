@@ -203,3 +203,11 @@ def test_waiting_in_vain_is_75_and_many_silent_endpoints_hide_no_other(
     assert states == ["silent"] * 200 + ["ready", "loading"]
     assert "1 of 202 endpoints ready after 20m, 202 required" in done.err.splitlines()[-1]
     assert (job_dir / "ready.txt").read_text() == f"{fs.address}\n"
+
+
+def test_a_server_s_words_cannot_colour_the_screen(bagent, job_dir):
+    with FakeServer(model="\x1b[31mred\u202e") as fs:
+        done = bagent(["hosts", write(job_dir, fs.address)])
+    assert done.code == 0, done.err
+    assert "\\x1b[31mred" in done.out
+    assert not set("\x1b\u202e") & set(done.out + done.err)

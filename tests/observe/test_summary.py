@@ -186,7 +186,7 @@ def test_at_most_ten_groups_are_shown_and_the_rest_counted(tally, make, causes, 
     ("kind", "before", "options"),
     [
         ("bad_input", "", ""),  # nothing is sent for a line that cannot be read until it is mended
-        ("template", "--skip-failed", " --on-change continue --retry template"),
+        ("template", "--fresh --skip-failed", " --on-change continue --retry template"),
         ("schema", "", " --on-change continue --retry schema"),
         ("max_turns", "", " --set agent.max_turns=12 --on-change continue --retry max_turns"),
         (

@@ -20,7 +20,7 @@ from bagent.runs.parallel.workers import Worker, finish_parts, part_options
 from bagent.servers.fleet_factory import LimitShare
 from bagent.store.lock import owners
 from support.cli import Running
-from support.jobs import results_by_id, rows, write_job
+from support.jobs import results, results_by_id, rows, write_job, write_rows
 from support.replies import echo, slow
 from support.run_outcomes import NO_TABLES
 
@@ -46,6 +46,18 @@ def test_every_row_is_answered_once_and_told_once(fs, job_dir, bagent):
     assert again.code == 0
     assert "rows        60 rows: 60 ok, 0 failed; this start: 0 sent" in again.err
     assert len(fs.requests) == 60
+
+
+def test_edited_rows_have_their_new_answers_only(fs, job_dir, bagent):
+    """Edited, a row is of another worker's part most times."""
+    fs.set_script({"*": [echo()]})
+    write_job(job_dir, fs.url, 12, results=NO_TABLES)
+    assert bagent(RUN).code == 0
+    write_rows(job_dir / "rows.jsonl", [row | {"text": "edited"} for row in rows(12)])
+    assert bagent(RUN).code == 0
+    found = list(results(job_dir))
+    assert sorted(row["id"] for row in found) == ids(12)
+    assert {row["text"] for row in found} == {f"id={name} edited" for name in ids(12)}
 
 
 def test_a_worker_that_is_killed_is_started_again(fs, job_dir):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,17 @@ def files_of(folder: Path) -> dict[str, bytes]:
     """Return the files under a folder by path, those of runs apart."""
     result = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     return {str(path): path.read_bytes() for path in result if path.parent.parent.name != "runs"}
+
+
+def test_modules_in_the_current_folder_are_not_imported(evil, fs, job_dir):
+    evil()
+    for name in ("duckdb", "msgspec", "bagent"):
+        (job_dir / f"{name}.py").write_text("open('owned', 'w').close()\n")
+    write_job(job_dir, fs.url, 1)
+    for words in (["query", "evil", "select 1"], ["run", "job.yaml"]):
+        command = [sys.executable, "-P", "-m", "bagent", *words]
+        subprocess.run(command, cwd=job_dir, check=True, capture_output=True)
+        assert not (job_dir / "owned").exists()
 
 
 COPY = "COPY (SELECT 'echo owned') TO 'owned.sh' (FORMAT csv, HEADER false)"
