@@ -119,6 +119,7 @@ def test_words_for_why_there_is_no_value():
     prose = 'no JSON in the answer, which begins "I\'d rather not"'
     assert why_not_json("I'd rather\nnot") == prose
     assert why_not_json('{"a": [1') == "the answer breaks off inside an object or array"
+    assert "200 levels" in why_not_json("[" * 300 + "]" * 300)
     assert "200 levels" in malformed_at("[" * 100_000)
     assert "4300 digits" in malformed_at("9" * 5000)
 

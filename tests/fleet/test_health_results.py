@@ -35,6 +35,7 @@ from bagent.types import Failure
             "busy",
         ),
         (failure_from_status(529, "", {}), "busy"),
+        (failure_from_status(429, "", {}), "busy"),
         (failure_from_status(500, "", {}), "broken"),
         (failure_from_status(504, "", {}), "silent"),
         (failure_from_status(401, "", {}), "refuses"),

@@ -89,6 +89,7 @@ def test_tags_are_kept_and_the_scheduler_s_own_passed_over() -> None:
         ("node1:", "port (empty)"),
         ("node1:" + "9" * 5000, "is no number"),
         ("node1:9-8", "runs backwards"),
+        ("node[1-" + "9" * 5000 + "]", "is no range"),
         ("node1 8000-", "is no number"),
         ("node1:80 81", "two ports"),
         ("node1:4", "node1:4: 4 is a number of slots, not a port (node1 slots=4; a port below"),

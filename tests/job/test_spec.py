@@ -153,6 +153,8 @@ REFUSED = [
     ("answers", "1001", "must be at most 1000, got 1001"),
     ("limits.row", "1:30", "expected a duration like 10s, 5m or 1h30m or none, got the text"),
     ("limits.row", '"10"', "expected a duration like 10s, 5m or 1h30m or none, got the text"),
+    ("results.allow_failures", "101%", "must be at most 100, got 101"),
+    ("results.allow_failures", "-1", "must be at least 0, got -1"),
     ("results.allow_failures", "x", "expected a number of rows or a share like 5%, got the text"),
     ("hostfile", "''", "expected a path, got an empty text"),
     ("limits.row", "0", "must be more than 0, got 0 (none = no limit)"),

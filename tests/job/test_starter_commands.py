@@ -11,6 +11,7 @@ from bagent.cli.commands.init import FILES, init, write_starter
 from bagent.cli.commands.schema import schema
 from bagent.errors import UsageError
 from bagent.job.load import JobRequest, load_job
+from bagent.job.spec.json_schema import job_schema_text
 from bagent.job.templates.prompt import Prompt
 
 
@@ -34,6 +35,11 @@ def test_the_starter_job_loads_and_renders_each_of_its_rows(starter, tmp_path):
         system, user = prompt.render(row)
         assert system["role"] == "system"
         assert user["content"] == f"Gene: {row['symbol']} ({row['name']})\n{row['summary']}\n"
+
+
+def test_the_schema_goes_to_standard_output(capsys):
+    schema()
+    assert tuple(capsys.readouterr()) == (job_schema_text(), "")
 
 
 def test_init_says_what_comes_next(tmp_path, capsys):

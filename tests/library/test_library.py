@@ -163,7 +163,7 @@ def test_values_of_pandas_and_numpy_are_written_as_a_file_would_hold_them():
 def test_bad_rows_of_a_program_keep_their_ids_and_end_as_bad_input(fs, job_dir):
     write_job(job_dir, fs.url, input=None, id="k", prompt="id={{ k }} {{ text }}")
     unused = {"k": 1, "text": "a", "image": object()}
-    mixed = [unused, {"k": 2, "text": object(), "day": 3}, "no row"]
+    mixed = [unused, {"k": 2, "text": 1j, "day": 3}, "no row"]
     run = bagent.run("job.yaml", rows=mixed, ordered=True)
     results = list(run)
     assert [r.id for r in results[:2]] == [1, 2]

@@ -47,6 +47,18 @@ def scraped(server: MetricsServer) -> dict[tuple[str, ...], float]:
         }
 
 
+def test_counts_are_those_of_the_newest_snapshot(server, tally, busy):
+    assert ("bagent_rows_total", "ok") not in scraped(server)
+    server.update(busy())
+    found = scraped(server)
+    assert (found["bagent_rows_total", "ok"], found["bagent_rows_total", "failed"]) == (1200, 9)
+    assert found["bagent_prompt_tokens_total",] == 120_000
+    assert found["bagent_generation_tokens_total",] == 24_000
+    assert found["bagent_num_requests_running",] == 64
+    assert found["bagent_num_requests_waiting",] == 100
+    assert found["bagent_endpoints_up",] == 3
+
+
 def test_histograms_hold_the_times_in_seconds(server, make, tally):
     for ms in (100.0, 400.0, 30_000.0):
         tally.outcomes([make.outcome(latency_ms=ms, ttft_ms=ms / 10, prompt_tokens=1)])

@@ -136,11 +136,12 @@ def test_thinking_is_given_back_for_clients_that_do_not_know_of_it() -> None:
     [
         (b'{"model":"m-1","messages":[{"role":"user","content":"x"}]}', "another", 401),
         (b"no json", None, 400),
+        (b"[]", None, 400),
         (b'{"model":"m-1","prompt":"x"}', None, 400),
         (b'{"model":"m-1","n":2,"messages":[{"role":"user","content":"x"}]}', None, 400),
         (b'{"messages":[{"role":"user","content":"x"}]}', None, 400),
     ],
-    ids=["token", "text", "prompt", "n", "model"],
+    ids=["token", "text", "list", "prompt", "n", "model"],
 )
 def test_what_cannot_be_asked_is_refused_in_openais_form(
     sent: bytes, key: str | None, status: int

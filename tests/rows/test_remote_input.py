@@ -158,6 +158,7 @@ def test_a_server_without_ranges_gives_small_files_only(site, tmp_path, monkeypa
         ("s3://b*/x.jsonl", "cannot be a pattern"),
         ("s3://b/[z-a].jsonl", "the pattern is wrong"),
         ("http://[::1/a.jsonl", "host or the port of the URL is wrong"),
+        ("http://host.example:abc/a.jsonl", "host or the port of the URL is wrong"),
         ("http://:80/a.jsonl", "host or the port of the URL is wrong"),
     ],
 )
