@@ -162,6 +162,7 @@ FORM = CallSettings("m", {}, {}, OutputFormat("answer", b"{}", strict=True))
         ("single", "vllm", ROW, 1),
         ("auto", "vllm", RAW, MAX_PROMPTS),
         ("auto", None, RAW, MAX_PROMPTS),
+        ("completions", "vllm", RAW, MAX_PROMPTS),
         ("chat", "vllm", RAW, 1),
         ("chat", "vllm", ROW, MAX_CHATS),
         ("auto", "sglang", ROW, 1),

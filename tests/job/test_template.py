@@ -119,6 +119,7 @@ FAILING = [
     ("{{ 1 / 0 }}", "division by zero"),
     ("{{ items[7] }}", "a list of 2 has no item 7"),
     ("{{ text + 1 }}", 'can only concatenate str (not "int") to str'),
+    ("{{ a.__class__.__mro__ }}", "access to attribute '__class__' of 'dict' object is unsafe."),
     ("{{ items.append(1) }}", "access to attribute 'append' of 'list' object is unsafe."),
     ("{% for i in range(1000000) %}{% endfor %}", "Range too big. The sandbox blocks ranges"),
     ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "maximum recursion depth exceeded"),

@@ -207,11 +207,11 @@ def test_no_descriptor_is_left_open(store, outcome):
 
 
 def test_each_has_the_place_that_it_was_told_also_where_segments_end_in_between(store, outcome):
-    journal = store.open(segment_bytes=2_000)
+    journal = store.open(segment_bytes=500)
     places = []
-    for first in range(0, 60, 12):
-        places += journal.write_all([outcome(n, text="é" * n) for n in range(first, first + 12)])
-    assert store.segment(4).exists()
+    for first in range(0, 60, 3):
+        places += journal.write_all([outcome(n, text="é" * n) for n in range(first, first + 3)])
+    assert store.segment(17).exists(), "more than are held open"
     assert [journal.read_at(location).id for location in places] == [f"r{n}" for n in range(60)]
     journal.close()
     assert len(store.finished()) == 60
