@@ -150,12 +150,9 @@ async def test_an_answer_without_an_end_is_given_up_before_it_fills_the_memory(
                 await writer.drain()
                 await asyncio.sleep(0)  # a drain alone lets nobody else work
                 sent += len(piece)
-        writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=site and site.context)
-    host, port = server.sockets[0].getsockname()
-    to = endpoint(f"http{'s' * tls}://{host}:{port}/v1", ca_file=site and str(site.ca_file))
-    async with server:
+    async with raw_server(serve, site and site.context) as port:
+        to = endpoint(f"http{'s' * tls}://127.0.0.1:{port}/v1", ca_file=site and str(site.ca_file))
         found = failure(await send(to, request(stream=stream), Timeouts()))
     assert found.passing
     assert "more than 8 MiB" in found.message

@@ -88,7 +88,10 @@ async def test_tls_works_through_a_tunnel(secure, site):
         await reader.readuntil(b"\r\n\r\n")
         inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", secure.port)
         writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-        await asyncio.gather(pump(reader, inner_writer), pump(inner_reader, writer))
+        try:
+            await asyncio.gather(pump(reader, inner_writer), pump(inner_reader, writer))
+        finally:
+            inner_writer.close()
 
     async with raw_server(tunnel) as port:
         proxy = f"http://127.0.0.1:{port}"

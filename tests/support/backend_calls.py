@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -73,18 +74,29 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 
 @asynccontextmanager
-async def raw_server(handler: Handler) -> AsyncIterator[int]:
-    """A TCP server that does what ``handler`` says; yields its port."""
+async def raw_server(handler: Handler, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
+    """A TCP server that does what ``handler`` says; yields its port.
 
-    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    At the end it cancels the handlers and closes their connections.
+    """
+    connections: list[tuple[asyncio.Task[None], asyncio.StreamWriter]] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await handler(reader, writer)
         finally:
             writer.close()
 
-    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append((asyncio.create_task(serve(reader, writer)), writer))
+
+    server = await asyncio.start_server(begin, "127.0.0.1", 0, ssl=tls)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
         await server.wait_closed()
+        for task, writer in connections:
+            task.cancel()
+            writer.transport.abort()
+        await asyncio.gather(*(task for task, _ in connections), return_exceptions=True)
