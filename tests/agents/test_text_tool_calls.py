@@ -182,6 +182,7 @@ def test_a_mark_inside_the_arguments_of_a_bare_call_begins_nothing() -> None:
         '{"name": "add"}',
         f"Write it so:\n```\n<tool_call>{N}</tool_call>\n```",
         f"<think><tool_call>{N}</tool_call></think>Paris",
+        f"The mark is `<tool_call>{N}`.",
         "You would write <tool_call> tags like this to call add.",
         "The tags are <tool_call></tool_call>, <function=add>, and [TOOL_CALLS].",
         'A call begins with <function=NAME> or <invoke name="NAME"> here.',
@@ -211,6 +212,7 @@ def test_text_before_a_call_stays_and_calls_that_the_server_read_go_before() -> 
     ("text", "parser"),
     [
         ("<tool_call>{'name': 'add'}</tool_call>", "hermes"),
+        ('<tool_call>{"arguments": {}}</tool_call>', "hermes"),
         ('<tool_call>{"name": "add", "arguments": {"a": 1</tool_call>', "hermes"),
         ("```xml\n<tool_call>{'name': 'add'}</tool_call>\n```", "hermes"),
         ('<tool_call>{"name":' + "[" * 100_000, "hermes"),

@@ -135,6 +135,7 @@ def test_files_are_tables_named_by_their_names(base: Path) -> None:
         ("crew list.v2.csv.gz", "crew_list"),
         ("part-*.parquet", "part"),
         ("data/*.csv", "data"),
+        ("/*.csv", "data"),
         ("2024.csv", "t2024"),
         ("Größe.csv", "größe"),
     ],
