@@ -223,7 +223,7 @@ def _after_failures(advice: Advice, by_kind: Mapping[str, int]) -> Iterator[tupl
 
 
 def _retry(command: Sequence[str], lasting: Mapping[str, int], advice: Advice) -> list[str]:
-    """The command that sends rows again that failed for lasting reasons, with a mended job."""
+    """Return the command that sends rows with lasting failures again, with a mended job."""
     command = arguments = _without(command, ("--skip-failed",))
     if "truncated" in lasting:
         if advice.own_bodies:

@@ -110,7 +110,7 @@ def _with(items: tuple[Any, ...], number: int, item: Any) -> tuple[Any, ...]:
 
 
 def script(world: World, name: str) -> str:
-    """Return a world as a test for ``tests/worlds/test_found.py``."""
+    """Return a world as a test for one of ``tests/worlds/test_found*.py``."""
     body = _literal(world, 4)
     return f"def test_{name}_{world.seed}() -> None:\n    holds(\n{body},\n    )\n"
 
